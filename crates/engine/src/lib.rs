@@ -1,1 +1,15 @@
+//! The rules of the protocol as pure functions: schema, scopes, push decisions,
+//! pull plans and the serve gate. No I/O, no clock, no async runtime.
+//!
+//! Section numbers (§) refer to the public SSP2 specification.
+#![forbid(unsafe_code)]
 
+pub mod gate;
+pub mod hooks;
+pub mod ids;
+pub mod model;
+pub mod schema;
+
+pub use ids::{
+    ActorId, ClientId, CommitSeq, LogEpoch, OwnerEpoch, PartitionId, SchemaVersion, TableId,
+};

@@ -195,7 +195,11 @@ pub struct SyncError {
 impl SyncError {
     /// A failure without details.
     pub fn new(code: ErrorCode, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { code, message: message.into(), details: None }
+        Self {
+            code,
+            message: message.into(),
+            details: None,
+        }
     }
 
     /// The same failure with structured details.

@@ -35,7 +35,10 @@ impl<V> ScopeMap<V> {
     }
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&V> {
-        self.0.binary_search_by(|(k, _)| cmp_utf16(k, key)).ok().map(|at| &self.0[at].1)
+        self.0
+            .binary_search_by(|(k, _)| cmp_utf16(k, key))
+            .ok()
+            .map(|at| &self.0[at].1)
     }
     /// Entries in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &V)> {

@@ -1,1 +1,221 @@
+//! Durable storage: one async trait of whole operations, a SQLite and a Postgres
+//! backend, and one contract suite for both. Tables, columns and encoded values
+//! are an interface (docs/storage.md): a database of the reference server opens.
+#![forbid(unsafe_code)]
 
+pub mod error;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tidegate_engine::gate::GateToken;
+use tidegate_engine::model::{
+    ClientRecord, CommitBatch, Fetched, LogBounds, LoggedCommit, Needs, Registry, StoredRow,
+};
+use tidegate_engine::schema::Schema;
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
+
+pub use error::{CommitError, StoreError};
+
+/// Everything a request must know first, read in one step.
+#[derive(Debug, Clone)]
+pub struct Preamble {
+    /// Registry row; created by the read when the partition was never seen.
+    pub registry: Registry,
+    /// Gate token.
+    pub gate: GateToken,
+    /// Log bounds.
+    pub bounds: LogBounds,
+    /// The client's record.
+    pub client: Option<ClientRecord>,
+}
+
+/// How [`Store::read_preamble`] keeps the registry row.
+#[derive(Debug, Clone)]
+pub struct Touch {
+    /// Now, epoch milliseconds.
+    pub now_ms: i64,
+    /// Epoch for a partition that has none yet: random, unpredictable.
+    pub new_epoch: LogEpoch,
+    /// `last_authenticated_at_ms` is refreshed only when older than this many milliseconds.
+    pub refresh_after_ms: i64,
+}
+
+/// A declared backfill checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Declaration {
+    /// Partition.
+    pub partition: PartitionId,
+    /// Name, unique in the partition.
+    pub name: String,
+    /// Schema version it belongs to.
+    pub schema_version: SchemaVersion,
+}
+
+/// What `ensure_schema` did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SchemaOutcome {
+    /// Stored version equalled ours and all checks passed.
+    Verified,
+    /// Migrated from the version inside (`None` = a new database).
+    Migrated {
+        /// Version found.
+        from: Option<SchemaVersion>,
+    },
+}
+
+/// A window of the log for one subscription.
+#[derive(Debug, Clone)]
+pub struct WindowQuery {
+    /// Table.
+    pub table: TableId,
+    /// Effective scopes, non-empty.
+    pub scopes: ssp2::ScopeLists,
+    /// Exclusive start.
+    pub after: CommitSeq,
+    /// Inclusive end.
+    pub through: CommitSeq,
+    /// Changes at most; the first matching commit always fits, commits are never split.
+    pub max_changes: usize,
+}
+
+/// The answer to a [`WindowQuery`].
+#[derive(Debug, Clone)]
+pub struct Window {
+    /// Commits with only their matching changes, oldest first, none empty.
+    pub commits: Vec<LoggedCommit>,
+    /// Highest commit scanned: `through`, or the last delivered one when truncated.
+    pub scanned_through: CommitSeq,
+}
+
+/// A page of current rows for one subscription's bootstrap.
+#[derive(Debug, Clone)]
+pub struct ScanQuery {
+    /// Table.
+    pub table: TableId,
+    /// Effective scopes, non-empty.
+    pub scopes: ssp2::ScopeLists,
+    /// Exclusive row id to start after.
+    pub after_row_id: Option<String>,
+    /// Rows at most.
+    pub limit: usize,
+}
+
+/// A page of rows in ascending row id (byte) order.
+#[derive(Debug, Clone)]
+pub struct RowPage {
+    /// Rows.
+    pub rows: Vec<(String, StoredRow)>,
+    /// Whether rows remain after the last one.
+    pub more: bool,
+}
+
+/// One consistent view of a partition (Postgres: REPEATABLE READ; SQLite: one read
+/// transaction). Dropping it ends it.
+#[async_trait]
+pub trait Snapshot: Send {
+    /// Bounds in this view.
+    fn bounds(&self) -> LogBounds;
+    /// A log window.
+    async fn read_window(&mut self, query: WindowQuery) -> Result<Window, StoreError>;
+    /// A page of rows.
+    async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError>;
+}
+
+/// A storage backend. All methods are whole operations; none needs another to be
+/// complete. Implementations are cheap to share (`Arc<dyn Store>`).
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Prepares the database for `schema` (migrations.md rule 1): core tables,
+    /// stored-layout and physical checks, or the migration itself in one transaction.
+    async fn ensure_schema(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        now_ms: i64,
+    ) -> Result<SchemaOutcome, StoreError>;
+
+    /// Registry row (created or refreshed), gate token, bounds and client record: one round trip.
+    async fn read_preamble(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+    ) -> Result<Preamble, StoreError>;
+
+    /// The gate token and the bounds, fresh.
+    async fn read_gate(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<(GateToken, LogBounds), StoreError>;
+
+    /// Rows, results and children that a batch of pushes needs; `max` is read first.
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError>;
+
+    /// Writes a group commit durably, or nothing of it.
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError>;
+
+    /// Upserts client records (outside of a commit). A record never changes the actor a client is bound to.
+    async fn record_clients(
+        &self,
+        partition: &PartitionId,
+        clients: Vec<ClientRecord>,
+    ) -> Result<(), StoreError>;
+
+    /// A consistent view for a pull's data.
+    async fn snapshot(&self, partition: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError>;
+
+    /// Rotates the log epoch after a restore: epoch validation becomes required, client records go.
+    async fn rotate_epoch(
+        &self,
+        partition: &PartitionId,
+        epoch: LogEpoch,
+        now_ms: i64,
+    ) -> Result<Registry, StoreError>;
+
+    /// Prunes the log up to `through` if the epoch still is `epoch` (storage.md).
+    async fn prune(
+        &self,
+        partition: &PartitionId,
+        epoch: &LogEpoch,
+        through: CommitSeq,
+    ) -> Result<Pruned, StoreError>;
+
+    /// Newest commit created strictly before that time; 0 if none.
+    async fn commit_before(
+        &self,
+        partition: &PartitionId,
+        created_before_ms: i64,
+    ) -> Result<CommitSeq, StoreError>;
+
+    /// All client records of a partition.
+    async fn list_clients(&self, partition: &PartitionId) -> Result<Vec<ClientRecord>, StoreError>;
+
+    /// All registered partitions.
+    async fn list_partitions(&self) -> Result<Vec<PartitionId>, StoreError>;
+
+    /// Answers when the database does (readiness probe).
+    async fn ping(&self) -> Result<(), StoreError>;
+
+    /// Finishes queued work and closes connections.
+    async fn close(&self);
+}
+
+/// What a prune did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pruned {
+    /// Horizon before.
+    pub previous: CommitSeq,
+    /// Horizon now; never lower.
+    pub horizon: CommitSeq,
+    /// Commits removed.
+    pub removed: u64,
+}
+
+/// `(partition, name)` of every checkpoint that this process declares.
+pub type Declared = Arc<BTreeSet<(String, String)>>;

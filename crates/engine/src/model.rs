@@ -1,0 +1,236 @@
+//! What the log and the row store hold: the values that the engine decides on
+//! and a store reads and writes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ssp2::{OperationResult, ScopeLists, ScopeValues, Value, WireVersion};
+
+use crate::ids::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
+
+/// Identity of a row inside a partition.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowKey {
+    /// Table.
+    pub table: TableId,
+    /// Rendered primary key.
+    pub row_id: Arc<str>,
+}
+
+/// Identity of a push commit inside a partition (§2.3).
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ResultKey {
+    /// Device.
+    pub client_id: ClientId,
+    /// Its commit id.
+    pub client_commit_id: Arc<str>,
+}
+
+/// A stored row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredRow {
+    /// ≥ 1, +1 per applied upsert (§2.2).
+    pub server_version: i64,
+    /// Stored scopes.
+    pub scopes: ScopeValues,
+    /// Full-row codec bytes.
+    pub payload: Bytes,
+    /// The stored column-versions blob, exactly as in the database (see
+    /// `column_versions`): `None` with `server_version > 1` reads as every
+    /// column at the row's version.
+    pub column_versions: Option<Bytes>,
+}
+
+/// What is known of a row.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RowState {
+    /// Stored.
+    Present(Arc<StoredRow>),
+    /// Not stored; with the commit of its tombstone when there is one.
+    Absent {
+        /// Commit that deleted it, if still inside the horizon.
+        tombstone: Option<CommitSeq>,
+    },
+}
+
+/// A change of the log, as stored in `sync_changes`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoggedChange {
+    /// Row.
+    pub key: RowKey,
+    /// Scopes the change is tagged with.
+    pub scopes: ScopeValues,
+    /// `Some((row_version, payload))` = upsert, `None` = delete.
+    pub upsert: Option<(i64, Bytes)>,
+}
+
+/// A commit of the log with its changes (all, or those that match a reader's scopes).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoggedCommit {
+    /// Position.
+    pub seq: CommitSeq,
+    /// Device that pushed it.
+    pub client_id: ClientId,
+    /// Its commit id.
+    pub client_commit_id: Arc<str>,
+    /// Actor.
+    pub actor_id: ActorId,
+    /// Epoch milliseconds.
+    pub created_at_ms: i64,
+    /// Changes in order.
+    pub changes: Vec<LoggedChange>,
+}
+
+/// The persisted outcome of a push commit (`sync_push_results.result`, storage.md).
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredPushResult {
+    /// `Some` = applied at that position, `None` = rejected.
+    pub commit_seq: Option<CommitSeq>,
+    /// Epoch milliseconds when it was recorded.
+    pub recorded_at_ms: Option<i64>,
+    /// Records; conflict records always carry their column bitmap.
+    pub results: Vec<OperationResult>,
+    /// §6.3.1 details per op index: normalized JSON text.
+    pub details: Vec<(i32, String)>,
+}
+
+/// What a lookup of a push result found.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ResultLookup {
+    /// Never recorded.
+    Absent,
+    /// Recorded.
+    Found(Arc<StoredPushResult>),
+    /// Recorded, but unreadable: answered `sync.idempotency_cache_miss`, never overwritten.
+    Unreadable,
+}
+
+/// A row's last state in a batch.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RowWrite {
+    /// Insert or replace; clears a tombstone.
+    Put {
+        /// Row.
+        key: RowKey,
+        /// New state.
+        row: Arc<StoredRow>,
+        /// Decoded values, for materialized columns.
+        values: Arc<[Value]>,
+        /// Whether a tombstone may exist that must go.
+        clears_tombstone: bool,
+    },
+    /// Delete, its scope and blob index entries included, and leave a tombstone.
+    Delete {
+        /// Row.
+        key: RowKey,
+        /// Commit that deleted it.
+        tombstone: CommitSeq,
+    },
+}
+
+/// One partition's group commit: everything that becomes durable together.
+#[derive(Debug, Clone)]
+pub struct CommitBatch {
+    /// Partition.
+    pub partition: PartitionId,
+    /// `max_commit_seq` that every decision in it is based on (the CAS).
+    pub expected_max: CommitSeq,
+    /// The running schema version: written on each commit row, judged by the fence and the gate.
+    pub writer_version: SchemaVersion,
+    /// Checkpoints `(partition, name)` that this process declares.
+    pub declared: Arc<BTreeSet<(String, String)>>,
+    /// Applied commits; sequence numbers are `expected_max + 1 ..` without gaps.
+    pub commits: Vec<LoggedCommit>,
+    /// One per decided commit, rejected ones included.
+    pub results: Vec<(ResultKey, Arc<StoredPushResult>)>,
+    /// Final state per row, each row once.
+    pub rows: Vec<RowWrite>,
+    /// Client records to upsert.
+    pub clients: Vec<ClientRecord>,
+}
+
+/// What the registry and the log say of a partition (§2.1, §4.6).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registry {
+    /// Current epoch.
+    pub log_epoch: LogEpoch,
+    /// Whether the epoch was ever rotated (wire 1 is then refused).
+    pub epoch_required: bool,
+}
+
+/// Log bounds of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LogBounds {
+    /// Newest commit.
+    pub max: CommitSeq,
+    /// Pruning horizon.
+    pub horizon: CommitSeq,
+}
+
+/// `sync_clients` row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClientRecord {
+    /// Device.
+    pub client_id: ClientId,
+    /// The actor it is bound to.
+    pub actor_id: ActorId,
+    /// Wire version of its last request.
+    pub wire_version: WireVersion,
+    /// Minimum next cursor over active subscriptions; -1 = none yet.
+    pub cursor: i64,
+    /// Registered subscriptions.
+    pub subscriptions: Vec<RegisteredSubscription>,
+    /// Epoch milliseconds.
+    pub updated_at_ms: i64,
+}
+
+/// A registered subscription (`{id, table, scopes}` plus preserved unknown keys).
+#[derive(Debug, Clone, PartialEq)]
+pub struct RegisteredSubscription {
+    /// Client-chosen id.
+    pub id: String,
+    /// Table.
+    pub table: String,
+    /// Effective scopes.
+    pub scopes: ScopeLists,
+    /// Other keys of the stored object, preserved.
+    pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What a batch of push commits still has to know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Rows, with their tombstones.
+    pub rows: BTreeSet<RowKey>,
+    /// Idempotency keys.
+    pub results: BTreeSet<ResultKey>,
+    /// Children of a parent row through a reference of the child table.
+    pub children: BTreeSet<ChildrenKey>,
+}
+
+/// "All rows of `child` whose column `column` equals the key of `parent_row`".
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChildrenKey {
+    /// Child table.
+    pub child: TableId,
+    /// Ordinal of the referencing column.
+    pub column: u16,
+    /// Rendered primary key of the parent.
+    pub parent_row: Arc<str>,
+    /// At most that many rows are wanted (cascade cap + 1).
+    pub limit: u32,
+}
+
+/// The answer to [`Needs`], read in one consistent step; `max` is read before any row.
+#[derive(Debug, Clone, Default)]
+pub struct Fetched {
+    /// `max_commit_seq` at the read.
+    pub max: CommitSeq,
+    /// One entry per wanted row.
+    pub rows: Vec<(RowKey, RowState)>,
+    /// One entry per wanted key.
+    pub results: Vec<(ResultKey, ResultLookup)>,
+    /// One entry per wanted set.
+    pub children: Vec<(ChildrenKey, Vec<(RowKey, Arc<StoredRow>)>)>,
+}

@@ -1,0 +1,142 @@
+//! What can go wrong in storage. Driver text stays in `source`, for the log only.
+
+use tidegate_engine::SchemaVersion;
+use tidegate_engine::gate::PendingCheckpoint;
+
+/// A driver's own error, for the log.
+pub type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// A storage failure.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The database cannot be reached or the connection was lost (`sync.internal_error`, 503).
+    #[error("the database is unavailable")]
+    Unavailable(#[source] Source),
+    /// A statement failed for any other reason (`sync.internal_error`, 500).
+    #[error("a database operation failed: {context}")]
+    Failed {
+        /// What was being done.
+        context: &'static str,
+        /// Driver error.
+        #[source]
+        source: Source,
+    },
+    /// Stored bytes are not what this program writes.
+    #[error("stored data is unreadable: {what}")]
+    Corrupt {
+        /// Which data.
+        what: &'static str,
+    },
+    /// The published schema version is newer than ours.
+    #[error("the database holds schema version {}, newer than this program's {}", stored.0, running.0)]
+    NewerSchema {
+        /// Published.
+        stored: SchemaVersion,
+        /// Ours.
+        running: SchemaVersion,
+    },
+    /// `sync.storage.stored_layout_mismatch`
+    #[error("stored layout of table {table} differs from the schema (column {column:?})")]
+    StoredLayoutMismatch {
+        /// Table.
+        table: String,
+        /// First differing column.
+        column: Option<String>,
+    },
+    /// `sync.storage.physical_layout_mismatch`
+    #[error(
+        "table {table} in the database differs from its storage layout: {reason} (column {column:?}, expected {expected:?}, actual {actual:?})"
+    )]
+    PhysicalLayoutMismatch {
+        /// Table.
+        table: String,
+        /// Column where one applies.
+        column: Option<String>,
+        /// missing_table | missing_column | type | nullability | primary_key
+        reason: &'static str,
+        /// Expected declaration.
+        expected: Option<String>,
+        /// Actual declaration.
+        actual: Option<String>,
+    },
+    /// The change from the stored to the wanted schema is not allowed.
+    #[error("the schema change is refused: table {table}: {reason}")]
+    RefusedMigration {
+        /// Table.
+        table: String,
+        /// Why, for the operator.
+        reason: String,
+    },
+    /// `sync.storage.checkpoint_incomplete`
+    #[error("checkpoint {} of partition {} is not activated and not declared here", .0.name, .0.partition)]
+    CheckpointIncomplete(PendingCheckpoint),
+    /// `sync.storage.checkpoint_not_declared`
+    #[error("no such claimable checkpoint")]
+    CheckpointNotDeclared,
+    /// `sync.storage.checkpoint_fence_missing`
+    #[error("the writer fence of the checkpoint is missing or too low")]
+    CheckpointFenceMissing,
+    /// `sync.storage.checkpoint_unsupported`
+    #[error("this backend cannot fence writers")]
+    CheckpointUnsupported,
+    /// A checkpoint name declared again at another schema version.
+    #[error("checkpoint {name} belongs to schema version {}", existing.0)]
+    CheckpointVersionTaken {
+        /// Name.
+        name: String,
+        /// The version it belongs to.
+        existing: SchemaVersion,
+    },
+    /// The partition's epoch is not the one the operation was computed for.
+    #[error("the log epoch changed")]
+    EpochChanged,
+    /// The partition was never registered.
+    #[error("unknown partition")]
+    UnknownPartition,
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+}
+
+impl StoreError {
+    /// Wraps a driver error of the operation `context`.
+    pub fn failed(context: &'static str, source: impl Into<Source>) -> Self {
+        Self::Failed {
+            context,
+            source: source.into(),
+        }
+    }
+}
+
+/// Why a batch was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum CommitError {
+    /// The CAS lost: somebody else committed to the partition since the decisions' reads. Nothing was written.
+    #[error("the partition moved on")]
+    SequenceMoved,
+    /// The published schema version differs from the running one. Nothing was written.
+    #[error("another schema version is published")]
+    SchemaChanged {
+        /// Published.
+        stored: SchemaVersion,
+    },
+    /// A pending checkpoint that this process does not declare. Nothing was written.
+    #[error("a checkpoint is pending")]
+    CheckpointPending(PendingCheckpoint),
+    /// The writer fence refused this partition's commits. Nothing was written.
+    #[error("the writer fence refused")]
+    FenceRejected,
+    /// A unique or not-null constraint of an app table. Nothing was written. The
+    /// caller replays commit by commit to find the operation.
+    #[error("a constraint was violated")]
+    Constraint {
+        /// Row whose write violated it, when the backend can tell.
+        key: Option<tidegate_engine::model::RowKey>,
+    },
+    /// COMMIT's outcome is unknown (connection lost): stored results must be consulted before answering.
+    #[error("the outcome of the commit is unknown")]
+    OutcomeUnknown(#[source] Source),
+    /// Any other failure; nothing was written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
