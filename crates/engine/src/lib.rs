@@ -4,11 +4,14 @@
 //! Section numbers (§) refer to the public SSP2 specification.
 #![forbid(unsafe_code)]
 
+pub mod column_versions;
 pub mod gate;
 pub mod hooks;
 pub mod ids;
+pub mod keys;
 pub mod model;
 pub mod schema;
+pub mod scopes;
 
 pub use ids::{
     ActorId, ClientId, CommitSeq, LogEpoch, OwnerEpoch, PartitionId, SchemaVersion, TableId,

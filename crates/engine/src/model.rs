@@ -222,6 +222,9 @@ pub struct ChildrenKey {
     pub limit: u32,
 }
 
+/// The rows of one [`ChildrenKey`], in row id order.
+pub type ChildRows = Vec<(RowKey, Arc<StoredRow>)>;
+
 /// The answer to [`Needs`], read in one consistent step; `max` is read before any row.
 #[derive(Debug, Clone, Default)]
 pub struct Fetched {
@@ -232,5 +235,5 @@ pub struct Fetched {
     /// One entry per wanted key.
     pub results: Vec<(ResultKey, ResultLookup)>,
     /// One entry per wanted set.
-    pub children: Vec<(ChildrenKey, Vec<(RowKey, Arc<StoredRow>)>)>,
+    pub children: Vec<(ChildrenKey, ChildRows)>,
 }
