@@ -5,12 +5,37 @@
 //! numbers (§) refer to the public SSP2 specification.
 #![forbid(unsafe_code)]
 
+pub mod blob_ref;
+pub mod decode;
+pub mod details;
+pub mod digest;
+pub mod encode;
 pub mod error;
+pub mod frame;
+pub mod json;
 pub mod message;
+mod primitives;
 pub mod row;
 pub mod scope_map;
+pub mod segment;
 
+pub use decode::{Event, Frame, FrameDecoder, decode_request, decode_response};
+pub use details::{DetailsError, RejectionDetails};
+pub use digest::{canonical_json, canonical_scopes, js_number, scope_digest};
+pub use encode::{
+    EncodeError, RequestEncoder, ResponseEncoder, encode_request, encode_request_frame,
+    encode_response, encode_response_frame,
+};
 pub use error::{DecodeError, ErrorCode, SyncError};
+pub use frame::{Envelope, MessageKind};
 pub use message::*;
-pub use row::{Column, ColumnType, RowError, SparseRow, Value};
+pub use primitives::MAX_SAFE_INTEGER;
+pub use row::{
+    Column, ColumnSet, ColumnType, RowError, SparseRow, Value, decode_row, decode_sparse_row,
+    encode_row, encode_row_into, encode_sparse_row,
+};
 pub use scope_map::{ScopeLists, ScopeMap, ScopeValues};
+pub use segment::{
+    Segment, SegmentHeader, SegmentReader, SegmentRow, SegmentWriter, decode_segment,
+    encode_segment, segment_id,
+};
