@@ -10,6 +10,8 @@ pub mod hooks;
 pub mod ids;
 pub mod keys;
 pub mod model;
+pub mod pull;
+pub mod round;
 pub mod schema;
 pub mod scopes;
 

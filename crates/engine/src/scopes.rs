@@ -107,7 +107,7 @@ pub fn validate_allowed(schema: &Schema, allowed: &ScopeLists) -> Result<(), Syn
 ///
 /// Losing one requested key revokes the whole subscription, and so does an
 /// empty request: an empty effective map would match every row of the partition.
-/// Values keep the order of the request, each once.
+/// Values stay as requested, in order: the client finds its own list echoed.
 pub fn effective(requested: &ScopeLists, allowed: &Allowed) -> Effective {
     let Allowed::Resolved(allowed) = allowed else {
         return Effective::Revoked;
@@ -118,11 +118,9 @@ pub fn effective(requested: &ScopeLists, allowed: &Allowed) -> Effective {
             return Effective::Revoked;
         };
         let granted: HashSet<&str> = granted.iter().map(String::as_str).collect();
-        let mut seen = HashSet::new();
         let kept: Vec<String> = values
             .iter()
             .filter(|value| granted.contains(ANY) || granted.contains(value.as_str()))
-            .filter(|value| seen.insert(value.as_str()))
             .cloned()
             .collect();
         if kept.is_empty() {

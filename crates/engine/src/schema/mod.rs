@@ -1,11 +1,21 @@
-//! The compiled schema IR (§2.4, §3.1, §6.11). Built only by `Schema::load`, so a
+//! The compiled schema IR (§2.4, §3.1, §6.11). Built only by [`Schema::load`], so a
 //! `Schema` in hand is valid.
+
+pub mod layouts;
+mod load;
+pub mod migration;
+mod references;
+mod types;
 
 use std::collections::HashMap;
 
 use ssp2::{Column, ColumnType};
 
 use crate::ids::{SchemaVersion, TableId};
+
+pub use layouts::{LayoutMismatch, LayoutsError, StoredLayouts};
+pub use load::SchemaError;
+pub use types::{parse_type, type_name};
 
 /// A compiled schema. Table order is bootstrap order.
 #[derive(Debug, Clone)]
@@ -91,6 +101,22 @@ pub enum OnDelete {
     Cascade,
     /// Clear the child column.
     SetNull,
+}
+
+impl Table {
+    /// The ordinal of the column of that name.
+    pub fn column(&self, name: &str) -> Option<usize> {
+        self.columns.iter().position(|column| column.name == name)
+    }
+    /// Whether a scope pattern reads column `ordinal` (immutable on update, §3.4 rule 5).
+    pub fn is_scope_column(&self, ordinal: usize) -> bool {
+        self.scopes.iter().any(|scope| scope.column == ordinal)
+    }
+    /// Whether any column is encrypted by clients (§5.11): such a table is never
+    /// served as a SQLite image.
+    pub fn has_encrypted_column(&self) -> bool {
+        self.column_info.iter().any(|info| info.encrypted)
+    }
 }
 
 impl Schema {
