@@ -177,7 +177,7 @@ impl ColumnSet {
 }
 
 fn has_padding(bitmap: &[u8], bits: usize) -> bool {
-    bits % 8 != 0 && bitmap.last().is_some_and(|last| last >> (bits % 8) != 0)
+    !bits.is_multiple_of(8) && bitmap.last().is_some_and(|last| last >> (bits % 8) != 0)
 }
 
 fn bit(bitmap: &[u8], index: usize) -> bool {
