@@ -1,7 +1,7 @@
 //! How column values become text: primary keys (row ids) and scope values
 //! (§2.4 primary-key eligibility, §3.1).
 
-use ssp2::Value;
+use ssp2::{Value, js_number};
 
 /// Renders a primary-key value as a row id (§2.4): string as is, integer in
 /// decimal, boolean as `true`/`false`, json as its raw text.
@@ -33,51 +33,4 @@ pub fn render_scope_value(value: &Value) -> Option<String> {
 
 const fn boolean(flag: bool) -> &'static str {
     if flag { "true" } else { "false" }
-}
-
-/// A number as ECMAScript's `Number::toString` in radix 10 writes it.
-fn js_number(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".into();
-    }
-    if number == 0.0 {
-        return "0".into();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 {
-            "Infinity"
-        } else {
-            "-Infinity"
-        }
-        .into();
-    }
-    // Rust's `{:e}` gives the shortest digits that round-trip, as ECMAScript
-    // wants; only the layout around them differs.
-    let scientific = format!("{:e}", number.abs());
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let digits: String = mantissa.chars().filter(|c| *c != '.').collect();
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let sign = if number < 0.0 { "-" } else { "" };
-    let count = i32::try_from(digits.len()).unwrap_or(i32::MAX);
-    let zeros = |n: i32| "0".repeat(usize::try_from(n).unwrap_or(0));
-    let body = if (0..21).contains(&exponent) {
-        if exponent + 1 >= count {
-            format!("{digits}{}", zeros(exponent + 1 - count))
-        } else {
-            let split = usize::try_from(exponent + 1).unwrap_or(0);
-            format!("{}.{}", &digits[..split], &digits[split..])
-        }
-    } else if (-6..0).contains(&exponent) {
-        format!("0.{}{digits}", zeros(-exponent - 1))
-    } else {
-        let sign = if exponent < 0 { '-' } else { '+' };
-        let power = exponent.unsigned_abs();
-        let (first, rest) = digits.split_at(1);
-        if rest.is_empty() {
-            format!("{first}e{sign}{power}")
-        } else {
-            format!("{first}.{rest}e{sign}{power}")
-        }
-    };
-    format!("{sign}{body}")
 }

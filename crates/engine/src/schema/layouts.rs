@@ -5,9 +5,8 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use ssp2::Column;
+use ssp2::{Column, ColumnType};
 
-use super::types::{parse_type, type_name};
 use super::{Schema, Table};
 
 /// The layouts a database was last published with.
@@ -57,7 +56,7 @@ impl StoredLayouts {
                 .into_iter()
                 .map(|record| {
                     Ok(Column {
-                        ty: parse_type(&record.ty).ok_or(LayoutsError)?,
+                        ty: ColumnType::from_name(&record.ty).ok_or(LayoutsError)?,
                         name: record.name.into_owned(),
                         nullable: record.nullable,
                     })
@@ -131,7 +130,7 @@ fn layout_entry(table: &Table) -> String {
             format!(
                 "{{\"name\":{},\"type\":\"{}\",\"nullable\":{}}}",
                 quoted(&column.name),
-                type_name(column.ty),
+                column.ty.name(),
                 column.nullable
             )
         })

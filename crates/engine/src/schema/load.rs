@@ -2,142 +2,15 @@
 //! JSON path where it is broken.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
 use serde_json::{Map, Value as Json};
 use ssp2::{Column, ColumnType};
 
+use super::patterns::{read_indexes, read_scopes};
 use super::references::{compile_references, read_references};
-use super::types::parse_type;
-use super::{ColumnInfo, Index, Schema, ScopePattern, Table};
+use super::report::{RESERVED_TABLE_PREFIXES, Report, SchemaError};
+use super::{ColumnInfo, Schema, Table};
 use crate::ids::{SchemaVersion, TableId};
-
-/// A broken rule of a schema document.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: {reason}")]
-pub struct SchemaError {
-    /// Where, as a JSON path: `$.tables[0].columns[2].type`.
-    pub path: String,
-    /// What rule, for the person who writes the schema.
-    pub reason: String,
-}
-
-/// PostgreSQL cuts longer identifiers off, so two of them could become one.
-const MAX_IDENTIFIER_BYTES: usize = 63;
-const RESERVED_PREFIXES: [&str; 3] = ["sync_", "_sync_", "_syncular_"];
-const RESERVED_TABLE_PREFIXES: [&str; 2] = ["tidegate_", "sqlite_"];
-
-/// Collects broken rules.
-#[derive(Default)]
-pub(super) struct Report(Vec<SchemaError>);
-
-impl Report {
-    pub(super) fn add(&mut self, path: impl fmt::Display, reason: impl Into<String>) {
-        self.0.push(SchemaError {
-            path: path.to_string(),
-            reason: reason.into(),
-        });
-    }
-
-    /// A required, non-empty string of `object`.
-    pub(super) fn text<'a>(
-        &mut self,
-        object: &'a Map<String, Json>,
-        key: &str,
-        path: &str,
-    ) -> Option<&'a str> {
-        match object.get(key) {
-            Some(Json::String(text)) if !text.is_empty() => Some(text),
-            Some(_) => {
-                self.add(format_args!("{path}.{key}"), "must be a non-empty string");
-                None
-            }
-            None => {
-                self.add(format_args!("{path}.{key}"), "is missing");
-                None
-            }
-        }
-    }
-
-    /// An optional string of `object`.
-    pub(super) fn optional_text<'a>(
-        &mut self,
-        object: &'a Map<String, Json>,
-        key: &str,
-        path: &str,
-    ) -> Option<&'a str> {
-        match object.get(key) {
-            None | Some(Json::Null) => None,
-            Some(_) => self.text(object, key, path),
-        }
-    }
-
-    fn flag(&mut self, object: &Map<String, Json>, key: &str, path: &str) -> Option<bool> {
-        match object.get(key) {
-            None | Some(Json::Null) => None,
-            Some(Json::Bool(flag)) => Some(*flag),
-            Some(_) => {
-                self.add(format_args!("{path}.{key}"), "must be true or false");
-                None
-            }
-        }
-    }
-
-    /// The entries of an array with their paths; an absent optional one is empty.
-    pub(super) fn list<'a>(
-        &mut self,
-        object: &'a Map<String, Json>,
-        key: &str,
-        path: &str,
-        required: bool,
-    ) -> Vec<(String, &'a Json)> {
-        match object.get(key) {
-            Some(Json::Array(items)) => items
-                .iter()
-                .enumerate()
-                .map(|(at, item)| (format!("{path}.{key}[{at}]"), item))
-                .collect(),
-            None | Some(Json::Null) if !required => Vec::new(),
-            None => {
-                self.add(format_args!("{path}.{key}"), "is missing");
-                Vec::new()
-            }
-            Some(_) => {
-                self.add(format_args!("{path}.{key}"), "must be an array");
-                Vec::new()
-            }
-        }
-    }
-
-    pub(super) fn object<'a>(
-        &mut self,
-        json: &'a Json,
-        path: &str,
-    ) -> Option<&'a Map<String, Json>> {
-        let object = json.as_object();
-        if object.is_none() {
-            self.add(path, "must be an object");
-        }
-        object
-    }
-
-    fn identifier(&mut self, name: &str, path: &str, more_reserved: &[&str]) {
-        let lower = name.to_ascii_lowercase();
-        if RESERVED_PREFIXES
-            .iter()
-            .chain(more_reserved)
-            .any(|prefix| lower.starts_with(prefix))
-        {
-            self.add(path, format!("the name {name} is reserved"));
-        }
-        if name.len() > MAX_IDENTIFIER_BYTES {
-            self.add(path, "the name is longer than 63 bytes");
-        }
-        if name.contains('\0') {
-            self.add(path, "the name holds a NUL character");
-        }
-    }
-}
 
 impl Schema {
     /// Compiles a schema document (§2.4 "Schema IR", §3.1, §6.11), hand-written or
@@ -151,11 +24,11 @@ impl Schema {
             Ok(document) => document,
             Err(error) => {
                 report.add("$", format!("is not JSON: {error}"));
-                return Err(report.0);
+                return Err(report.into_errors());
             }
         };
         let Some(root) = report.object(&document, "$") else {
-            return Err(report.0);
+            return Err(report.into_errors());
         };
         let version = read_version(&mut report, root);
         let (mut tables, mut references) = (Vec::new(), Vec::new());
@@ -165,7 +38,7 @@ impl Schema {
         }
         if entries.len() > usize::from(u16::MAX) {
             report.add("$.tables", "too many tables");
-            return Err(report.0);
+            return Err(report.into_errors());
         }
         for (path, entry) in &entries {
             let id = TableId(u16::try_from(tables.len()).unwrap_or(u16::MAX));
@@ -181,14 +54,19 @@ impl Schema {
             .iter()
             .map(|table| (table.name.clone(), table.id))
             .collect();
-        compile_references(&mut report, &mut tables, &by_name, references);
+        // Tables that broke other rules still count as declared: one fault, one report.
+        let declared = entries
+            .iter()
+            .filter_map(|(_, entry)| entry.get("name")?.as_str())
+            .collect();
+        compile_references(&mut report, &mut tables, &by_name, &declared, &references);
         match version {
-            Some(version) if report.0.is_empty() => Ok(Self {
+            Some(version) if report.is_empty() => Ok(Self {
                 version,
                 tables,
                 by_name,
             }),
-            _ => Err(report.0),
+            _ => Err(report.into_errors()),
         }
     }
 }
@@ -299,7 +177,7 @@ fn read_columns(
             }
         }
         let ty = report.text(object, "type", &path).and_then(|text| {
-            let ty = parse_type(text);
+            let ty = ColumnType::from_name(text);
             if ty.is_none() {
                 report.add(format_args!("{path}.type"), format!("unknown type {text}"));
             }
@@ -333,7 +211,7 @@ fn read_column_info(
     let declared_type = report
         .optional_text(object, "declaredType", path)
         .and_then(|text| {
-            let ty = parse_type(text);
+            let ty = ColumnType::from_name(text);
             if ty.is_none() {
                 report.add(
                     format_args!("{path}.declaredType"),
@@ -391,132 +269,6 @@ fn read_primary_key(
         );
     }
     Some(ordinal)
-}
-
-fn read_scopes(
-    report: &mut Report,
-    object: &Map<String, Json>,
-    path: &str,
-    columns: &[Column],
-) -> Vec<ScopePattern> {
-    let mut scopes: Vec<ScopePattern> = Vec::new();
-    let entries = report.list(object, "scopes", path, true);
-    if matches!(object.get("scopes"), Some(Json::Array(list)) if list.is_empty()) {
-        report.add(
-            format_args!("{path}.scopes"),
-            "every table needs at least one scope pattern",
-        );
-    }
-    for (path, entry) in entries {
-        let no_fields = Map::new();
-        let (pattern, fields) = match entry {
-            Json::String(pattern) => (Some(pattern.as_str()), &no_fields),
-            Json::Object(fields) => (report.text(fields, "pattern", &path), fields),
-            _ => {
-                report.add(&path, "must be a pattern or an object with one");
-                continue;
-            }
-        };
-        let Some(pattern) = pattern else { continue };
-        let Some((prefix, variable)) = split_pattern(pattern) else {
-            report.add(
-                &path,
-                "a pattern reads prefix:{variable}, with exactly one variable",
-            );
-            continue;
-        };
-        if report
-            .optional_text(fields, "variable", &path)
-            .is_some_and(|named| named != variable)
-        {
-            report.add(
-                format_args!("{path}.variable"),
-                "differs from the pattern's variable",
-            );
-        }
-        let column = report
-            .optional_text(fields, "column", &path)
-            .unwrap_or(variable);
-        let Some(ordinal) = columns.iter().position(|c| c.name == column) else {
-            report.add(&path, format!("the table has no column {column}"));
-            continue;
-        };
-        if matches!(columns[ordinal].ty, ColumnType::Bytes | ColumnType::Crdt) {
-            report.add(
-                &path,
-                format!("the column {column} holds bytes, which are no scope value"),
-            );
-        }
-        if scopes
-            .iter()
-            .any(|other| other.variable == variable && other.column != ordinal)
-        {
-            report.add(
-                &path,
-                format!("the variable {variable} maps to two different columns"),
-            );
-        }
-        let scope = ScopePattern {
-            prefix: prefix.to_owned(),
-            variable: variable.to_owned(),
-            column: ordinal,
-        };
-        if scopes.contains(&scope) {
-            report.add(&path, "the pattern is declared twice");
-        }
-        scopes.push(scope);
-    }
-    scopes
-}
-
-/// Splits `prefix:{variable}`.
-fn split_pattern(pattern: &str) -> Option<(&str, &str)> {
-    let (prefix, rest) = pattern.split_once(":{")?;
-    let variable = rest.strip_suffix('}')?;
-    let plain = |text: &str| !text.is_empty() && !text.contains(['{', '}']);
-    (plain(prefix) && plain(variable)).then_some((prefix, variable))
-}
-
-fn read_indexes(
-    report: &mut Report,
-    object: &Map<String, Json>,
-    path: &str,
-    ordinal: &dyn Fn(&str) -> Option<usize>,
-) -> Vec<Index> {
-    let mut indexes = Vec::new();
-    for (path, entry) in report.list(object, "indexes", path, false) {
-        let Some(object) = report.object(entry, &path) else {
-            continue;
-        };
-        let name = report.text(object, "name", &path);
-        let unique = report.flag(object, "unique", &path).unwrap_or(false);
-        let entries = report.list(object, "columns", &path, true);
-        if matches!(object.get("columns"), Some(Json::Array(list)) if list.is_empty()) {
-            report.add(format_args!("{path}.columns"), "an index needs a column");
-        }
-        let mut columns = Vec::new();
-        for (path, entry) in entries {
-            match entry.as_str().map(|name| (name, ordinal(name))) {
-                None => report.add(&path, "must be a column name"),
-                Some((name, None)) => report.add(&path, format!("the table has no column {name}")),
-                Some((name, Some(at))) if columns.contains(&at) => {
-                    report.add(
-                        &path,
-                        format!("the column {name} stands in the index twice"),
-                    );
-                }
-                Some((_, Some(at))) => columns.push(at),
-            }
-        }
-        if let Some(name) = name {
-            indexes.push(Index {
-                name: name.to_owned(),
-                columns,
-                unique,
-            });
-        }
-    }
-    indexes
 }
 
 /// Table names, and index names across tables, share one namespace each in a

@@ -12,7 +12,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use ssp2::{Column, RowError};
 
 use super::layouts::StoredLayouts;
-use super::types::type_name;
 use super::{Schema, Table};
 use crate::ids::TableId;
 
@@ -152,8 +151,8 @@ fn change(table: &Table, stored: &[Column], refusals: &mut Vec<MigrationRefusal>
                     refuse(
                         old,
                         RefusalReason::Retyped {
-                            from: type_name(old.ty),
-                            to: type_name(column.ty),
+                            from: old.ty.name(),
+                            to: column.ty.name(),
                         },
                     );
                 }

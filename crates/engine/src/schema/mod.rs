@@ -4,8 +4,9 @@
 pub mod layouts;
 mod load;
 pub mod migration;
+mod patterns;
 mod references;
-mod types;
+mod report;
 
 use std::collections::HashMap;
 
@@ -14,8 +15,7 @@ use ssp2::{Column, ColumnType};
 use crate::ids::{SchemaVersion, TableId};
 
 pub use layouts::{LayoutMismatch, LayoutsError, StoredLayouts};
-pub use load::SchemaError;
-pub use types::{parse_type, type_name};
+pub use report::SchemaError;
 
 /// A compiled schema. Table order is bootstrap order.
 #[derive(Debug, Clone)]

@@ -1,10 +1,10 @@
 //! Compiling declared references (§6.11).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde_json::{Map, Value as Json};
 
-use super::load::Report;
+use super::report::Report;
 use super::{OnDelete, Reference, Table};
 use crate::ids::TableId;
 
@@ -57,7 +57,8 @@ pub(super) fn compile_references(
     report: &mut Report,
     tables: &mut [Table],
     by_name: &HashMap<String, TableId>,
-    drafts: Vec<Vec<Draft>>,
+    declared: &HashSet<&str>,
+    drafts: &[Vec<Draft>],
 ) {
     let compiled: Vec<Vec<Reference>> = drafts
         .iter()
@@ -65,7 +66,7 @@ pub(super) fn compile_references(
         .map(|(at, drafts)| {
             let mut references: Vec<Reference> = Vec::new();
             for draft in drafts {
-                let reference = compile(report, tables, by_name, &tables[at], draft);
+                let reference = compile(report, tables, by_name, declared, &tables[at], draft);
                 if let Some(reference) = reference {
                     if references.iter().any(|r| r.column == reference.column) {
                         report.add(
@@ -88,6 +89,7 @@ fn compile(
     report: &mut Report,
     tables: &[Table],
     by_name: &HashMap<String, TableId>,
+    declared: &HashSet<&str>,
     child: &Table,
     draft: &Draft,
 ) -> Option<Reference> {
@@ -100,7 +102,7 @@ fn compile(
         );
     }
     let parent = by_name.get(&draft.parent).copied();
-    if parent.is_none() {
+    if parent.is_none() && !declared.contains(draft.parent.as_str()) {
         report.add(
             format_args!("{path}.parentTable"),
             format!("there is no table {}", draft.parent),
