@@ -168,6 +168,19 @@ pub struct LogBounds {
     pub horizon: CommitSeq,
 }
 
+impl LogBounds {
+    /// The bounds for a reader of the current row layout. Changes at or below
+    /// `layout_floor` may hold rows of an older layout, which must never be sent:
+    /// for reading they are as good as pruned.
+    #[must_use]
+    pub fn above_layout(self, layout_floor: CommitSeq) -> Self {
+        Self {
+            horizon: self.horizon.max(layout_floor),
+            ..self
+        }
+    }
+}
+
 /// `sync_clients` row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientRecord {

@@ -1,4 +1,4 @@
-//! §4.4 to §4.7, §5.7, §8.1: planning pulls and building their frames.
+//! §4.4 to §4.7, §5.7: planning pulls and building their frames.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,15 +6,13 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::json;
-use ssp2::{ChangeKind, PullHeader, ScopeLists, ScopeValues, SubStatus, Subscription, WireVersion};
+use ssp2::{ChangeKind, PullHeader, ScopeLists, ScopeValues, SubStatus, Subscription};
 use tidegate_engine::hooks::Allowed;
-use tidegate_engine::model::{
-    ClientRecord, LogBounds, LoggedChange, LoggedCommit, RegisteredSubscription, RowKey,
-};
+use tidegate_engine::model::{LogBounds, LoggedChange, LoggedCommit, RowKey};
 use tidegate_engine::pull::{
-    Bootstrap, BootstrapToken, Delivery, INLINE_SEGMENT_BYTES, Identity, Incremental, SubOutcome,
-    SubPlan, client_record_after, commit_frame, delivery, next_cursor, plan, sub_end_bootstrap,
-    sub_end_echo, sub_end_incremental, sub_start,
+    Bootstrap, BootstrapToken, Delivery, INLINE_SEGMENT_BYTES, Incremental, SubOutcome, SubPlan,
+    commit_frame, delivery, next_cursor, plan, sub_end_bootstrap, sub_end_echo,
+    sub_end_incremental, sub_start,
 };
 use tidegate_engine::round::{Accept, AdmittedSub, PullLimits};
 use tidegate_engine::schema::Schema;
@@ -234,6 +232,22 @@ fn s4_6_a_horizon_that_passes_the_cursor_during_the_read_resets() {
 }
 
 #[test]
+fn a_window_or_a_pin_below_a_layout_change_is_never_read() {
+    let at = |floor, cursor, state: Option<&str>| {
+        let bounds = BOUNDS.above_layout(CommitSeq(floor));
+        let frame = subscription(cursor, state);
+        plan(&admitted(&frame), &active(), bounds, &limits(3))
+    };
+    assert_eq!(at(70, 69, None), SubPlan::Reset);
+    assert_eq!(at(70, 70, None), window(70));
+    assert_eq!(
+        at(70, 69, Some(&token(69, "\"t7\""))),
+        bootstrap(100, None, true)
+    );
+    assert_eq!(at(10, 39, None), SubPlan::Reset, "the horizon still counts");
+}
+
+#[test]
 fn s4_4_sub_start_tells_status_reason_and_scopes() {
     let frame = subscription(7, None);
     let start = |plan: &SubPlan| {
@@ -383,106 +397,6 @@ fn s5_3_an_image_stands_only_for_a_whole_plain_table_that_the_client_takes() {
     assert!(!start.may_use_image(plain, &limits(0b011)));
     assert!(!start.may_use_image(encrypted, &limits(0b111)));
     assert!(!pages(60, Some("t1"), false).may_use_image(plain, &limits(0b111)));
-}
-
-fn identity(now_ms: i64) -> Identity {
-    Identity {
-        client_id: "device".into(),
-        actor_id: "alice".into(),
-        wire_version: WireVersion::V3,
-        now_ms,
-    }
-}
-
-fn old_record() -> ClientRecord {
-    let registered = |id: &str| RegisteredSubscription {
-        id: id.into(),
-        table: "tasks".into(),
-        scopes: scopes(),
-        extra: json!({"schemaVersion": 4}).as_object().unwrap().clone(),
-    };
-    ClientRecord {
-        client_id: "device".into(),
-        actor_id: "alice".into(),
-        wire_version: WireVersion::V1,
-        cursor: 33,
-        subscriptions: vec![registered("a"), registered("b")],
-        updated_at_ms: 1,
-    }
-}
-
-fn outcome(id: &str, next: Option<i64>) -> SubOutcome {
-    SubOutcome {
-        id: id.into(),
-        table: "lists".into(),
-        active: next.map(|next| (scopes(), CommitSeq(next))),
-    }
-}
-
-#[test]
-fn s8_1_without_a_pull_header_registrations_and_cursor_stay() {
-    let old = old_record();
-    let record = client_record_after(Some(&old), identity(9), None);
-    assert_eq!(record.subscriptions, old.subscriptions);
-    assert_eq!((record.cursor, record.updated_at_ms), (33, 9));
-    assert_eq!(
-        record.wire_version,
-        WireVersion::V3,
-        "picks the delta encoding"
-    );
-    let fresh = client_record_after(None, identity(9), None);
-    assert_eq!((fresh.cursor, fresh.subscriptions.len()), (-1, 0));
-}
-
-#[test]
-fn s4_1_a_pull_replaces_registrations_and_omission_unregisters() {
-    let outcomes = [
-        outcome("b", Some(70)),
-        outcome("c", Some(60)),
-        outcome("d", None),
-    ];
-    let record = client_record_after(Some(&old_record()), identity(9), Some(&outcomes));
-    let ids: Vec<_> = record.subscriptions.iter().map(|s| s.id.as_str()).collect();
-    assert_eq!(ids, ["b", "c"], "only active ones, in request order");
-    assert_eq!(record.subscriptions[0].table, "lists");
-    assert_eq!(record.subscriptions[0].scopes, scopes());
-    assert_eq!(
-        record.subscriptions[0].extra["schemaVersion"],
-        json!(4),
-        "kept with its id"
-    );
-    assert!(record.subscriptions[1].extra.is_empty());
-}
-
-#[test]
-fn s4_5_the_recorded_cursor_is_the_minimum_over_active_subscriptions() {
-    let cursor = |old: Option<&ClientRecord>, outcomes: &[SubOutcome]| {
-        client_record_after(old, identity(9), Some(outcomes)).cursor
-    };
-    let old = old_record();
-    assert_eq!(
-        cursor(
-            Some(&old),
-            &[outcome("a", Some(70)), outcome("b", Some(60))]
-        ),
-        60
-    );
-    assert_eq!(
-        cursor(Some(&old), &[outcome("a", Some(70)), outcome("b", None)]),
-        70
-    );
-    assert_eq!(
-        cursor(Some(&old), &[outcome("a", Some(10))]),
-        10,
-        "it may fall"
-    );
-    assert_eq!(
-        cursor(Some(&old), &[outcome("a", None)]),
-        33,
-        "none active: the old value"
-    );
-    assert_eq!(cursor(Some(&old), &[]), 33);
-    assert_eq!(cursor(None, &[outcome("a", None)]), -1);
 }
 
 proptest! {

@@ -1,9 +1,10 @@
 //! §2.4, §3.1, §6.11: compiling schema documents.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use ssp2::ColumnType;
-use tidegate_engine::schema::{OnDelete, Schema, StoredLayouts};
+use tidegate_engine::schema::{OnDelete, Schema};
 use tidegate_engine::scopes::validate_allowed;
 use tidegate_engine::{SchemaVersion, TableId};
 
@@ -455,65 +456,87 @@ fn a_table_with_references_stays_reachable_by_its_parent() {
     assert_eq!(paths(&document), ["$.tables[1].materialize"]);
 }
 
-#[test]
-fn layouts_keep_declaration_order() {
-    let schema = load(&document()).unwrap();
-    assert_eq!(
-        schema.layouts_json(),
-        concat!(
-            r#"{"lists":[{"name":"id","type":"string","nullable":false},{"name":"team","type":"string","nullable":false}],"#,
-            r#""tasks":[{"name":"id","type":"string","nullable":false},{"name":"team","type":"string","nullable":false},"#,
-            r#"{"name":"list","type":"string","nullable":true}]}"#
-        )
-    );
+/// JSON that a careless author might put anywhere.
+fn anything() -> impl Strategy<Value = Json> {
+    let leaf = prop_oneof![
+        Just(Json::Null),
+        any::<bool>().prop_map(Json::from),
+        (-2i64..3).prop_map(Json::from),
+        prop::sample::select(vec![
+            "",
+            "id",
+            "team",
+            "lists",
+            "tasks",
+            "string",
+            "bytes",
+            "crdt",
+            "team:{id}",
+            "SET NULL"
+        ])
+        .prop_map(Json::from),
+    ];
+    leaf.prop_recursive(2, 8, 3, |inner| {
+        let keys = prop::sample::select(vec![
+            "name",
+            "type",
+            "columns",
+            "pattern",
+            "column",
+            "parentTable",
+        ]);
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Json::from),
+            prop::collection::vec((keys.prop_map(str::to_owned), inner), 0..3)
+                .prop_map(|entries| Json::Object(entries.into_iter().collect())),
+        ]
+    })
 }
 
-#[test]
-fn layouts_round_trip() {
-    let schema = Schema::load(GENERATED).unwrap();
-    let stored = StoredLayouts::parse(&schema.layouts_json()).unwrap();
-    assert_eq!(stored, StoredLayouts::of(&schema));
-    assert_eq!(stored.mismatch(&schema), None);
-    assert_eq!(StoredLayouts::parse("").unwrap(), StoredLayouts::default());
-    assert_eq!(
-        StoredLayouts::parse("{}").unwrap(),
-        StoredLayouts::default()
-    );
-    for bad in [
-        "[]",
-        "{\"t\":[{\"name\":\"a\"}]}",
-        "{\"t\":[{\"name\":\"a\",\"type\":\"text\",\"nullable\":true}]}",
-    ] {
-        assert!(StoredLayouts::parse(bad).is_err(), "{bad}");
+fn pointers(json: &Json, at: &str, found: &mut Vec<String>) {
+    found.push(at.to_owned());
+    match json {
+        Json::Array(items) => {
+            for (index, item) in items.iter().enumerate() {
+                pointers(item, &format!("{at}/{index}"), found);
+            }
+        }
+        Json::Object(fields) => {
+            for (key, field) in fields {
+                pointers(field, &format!("{at}/{key}"), found);
+            }
+        }
+        _ => {}
     }
 }
 
-#[test]
-fn a_layout_mismatch_names_the_first_table_and_column() {
-    let schema = load(&document()).unwrap();
-    let mismatch = |layouts: Json| {
-        let found = StoredLayouts::parse(&layouts.to_string())
-            .unwrap()
-            .mismatch(&schema)
-            .unwrap();
-        (found.table, found.column)
-    };
-    let mut layouts: Json = serde_json::from_str(&schema.layouts_json()).unwrap();
-    layouts["extra"] = json!([]);
-    assert_eq!(mismatch(layouts.clone()), ("extra".into(), None));
-    layouts["tasks"][2]["nullable"] = json!(false);
-    assert_eq!(
-        mismatch(layouts.clone()),
-        ("tasks".into(), Some("list".into()))
-    );
-    layouts["lists"]
-        .as_array_mut()
-        .unwrap()
-        .push(json!({"name": "old", "type": "json", "nullable": true}));
-    assert_eq!(
-        mismatch(layouts.clone()),
-        ("lists".into(), Some("old".into()))
-    );
-    layouts.as_object_mut().unwrap().remove("lists");
-    assert_eq!(mismatch(layouts), ("lists".into(), Some("id".into())));
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_schema_in_hand_is_valid_whatever_was_loaded(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), anything()), 1..3),
+    ) {
+        let mut document = document();
+        for (index, value) in changes {
+            let mut found = Vec::new();
+            pointers(&document, "", &mut found);
+            *document.pointer_mut(&found[index.index(found.len())]).unwrap() = value;
+        }
+        let Ok(schema) = load(&document) else { return Ok(()); };
+        prop_assert!(!schema.tables().is_empty());
+        for (at, table) in schema.tables().iter().enumerate() {
+            let columns = table.columns.len();
+            prop_assert_eq!(usize::from(table.id.0), at);
+            prop_assert_eq!(schema.table(&table.name).map(|t| t.id), Some(table.id));
+            prop_assert_eq!(table.column_info.len(), columns);
+            prop_assert!(table.primary_key < columns && !table.scopes.is_empty());
+            prop_assert!(table.scopes.iter().all(|scope| scope.column < columns));
+            prop_assert!(table.indexes.iter().all(|i| !i.columns.is_empty() && i.columns.iter().all(|c| *c < columns)));
+            for reference in &table.references {
+                let parent = schema.table_at(reference.parent);
+                prop_assert_eq!(table.columns[reference.column].ty, parent.columns[parent.primary_key].ty);
+            }
+        }
+    }
 }

@@ -77,6 +77,9 @@ pub struct Bootstrap {
 /// A bootstrap token is judged first: with one, the subscription bootstraps, from
 /// where the token says if it is usable and its pin is not behind the horizon, else
 /// from the start with a fresh pin. Only without one does the cursor decide.
+///
+/// `bounds` must not reach below a change of row layout: pass
+/// [`LogBounds::above_layout`], here and as the horizon of [`SubPlan::recheck`].
 pub fn plan(
     sub: &AdmittedSub<'_>,
     effective: &Effective,
