@@ -10,9 +10,8 @@ use ssp2::{ChangeKind, PullHeader, ScopeLists, ScopeValues, SubStatus, Subscript
 use tidegate_engine::hooks::Allowed;
 use tidegate_engine::model::{LogBounds, LoggedChange, LoggedCommit, RowKey};
 use tidegate_engine::pull::{
-    Bootstrap, BootstrapToken, Delivery, INLINE_SEGMENT_BYTES, Incremental, SubOutcome, SubPlan,
-    commit_frame, delivery, next_cursor, plan, sub_end_bootstrap, sub_end_echo,
-    sub_end_incremental, sub_start,
+    Bootstrap, BootstrapToken, Delivery, INLINE_SEGMENT_BYTES, Incremental, SubPlan, commit_frame,
+    delivery, next_cursor, plan, sub_end_bootstrap, sub_end_echo, sub_end_incremental, sub_start,
 };
 use tidegate_engine::round::{Accept, AdmittedSub, PullLimits};
 use tidegate_engine::schema::Schema;
