@@ -1,0 +1,331 @@
+//! The command line, and the plan of a load it amounts to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use ssp2::WireVersion;
+use tidegate_client::ClientSchema;
+
+use crate::connection::Target;
+use crate::runner::LoadError;
+
+const DEMO_SCHEMA: &str = include_str!("../data/demo-schema.json");
+
+/// Drives an SSP2 server as fast as it answers, and checks every answer.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// A single load, when no command is given.
+    #[command(flatten)]
+    pub load: LoadArgs,
+    /// A command.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Commands beside the single load.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Starts a server itself and compares batching, one commit per transaction and
+    /// bare HTTP, in interleaved runs
+    Suite(SuiteArgs),
+}
+
+/// A single load against a running server.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// Where the server is, like http://127.0.0.1:8787
+    #[arg(long)]
+    pub url: Option<String>,
+    /// Process id of the server, to report its peak memory
+    #[arg(long)]
+    pub pid: Option<u32>,
+    /// What to do.
+    #[command(flatten)]
+    pub load: LoadOptions,
+}
+
+/// The shape of a load.
+#[derive(Debug, Clone, Args)]
+pub struct LoadOptions {
+    /// What each client does over and over
+    #[arg(long, value_enum, default_value_t = Scenario::PushPull)]
+    pub scenario: Scenario,
+    /// Clients over all partitions, one connection and one request in flight each
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub clients: u32,
+    /// Partitions the clients are spread over
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub partitions: u32,
+    /// Seconds measured
+    #[arg(long, default_value_t = 10.0)]
+    pub seconds: f64,
+    /// Seconds before measuring begins
+    #[arg(long, default_value_t = 2.0)]
+    pub warmup: f64,
+    /// Name of the run in its result
+    #[arg(long, default_value = "")]
+    pub label: String,
+    /// Operations in each commit
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=500))]
+    pub ops_per_commit: u32,
+    /// Bytes of text in each row
+    #[arg(long, default_value_t = 100)]
+    pub payload_bytes: usize,
+    /// Wire version: 1, 2 or 3
+    #[arg(long, default_value = "3", value_parser = wire_version)]
+    pub wire: WireVersion,
+    /// All clients of a partition write and read one list
+    #[arg(long)]
+    pub shared_list: bool,
+    /// Schema IR of the server; the demo schema when left out
+    #[arg(long)]
+    pub schema: Option<PathBuf>,
+    /// Bearer token of every client
+    #[arg(
+        long,
+        env = "TIDEGATE_LOAD_TOKEN",
+        hide_env_values = true,
+        default_value = "load"
+    )]
+    pub token: String,
+    /// Partitions are named after this: load-0, load-1, …
+    #[arg(long, default_value = "load")]
+    pub partition_prefix: String,
+}
+
+/// A comparison of configurations of one server binary.
+#[derive(Debug, Args)]
+pub struct SuiteArgs {
+    /// The server binary
+    #[arg(long)]
+    pub server_bin: PathBuf,
+    /// Runs of each configuration; medians are reported
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Arguments for the server; none starts `serve`
+    #[arg(long = "server-arg", allow_hyphen_values = true)]
+    pub server_args: Vec<String>,
+    /// KEY=VALUE for the server's environment
+    #[arg(long = "server-env", value_parser = key_value)]
+    pub server_env: Vec<(String, String)>,
+    /// The load of the push-pull runs.
+    #[command(flatten)]
+    pub load: LoadOptions,
+}
+
+/// What each client does over and over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scenario {
+    /// One request: a commit, and a pull from the last cursor
+    PushPull,
+    /// One request with a commit
+    PushOnly,
+    /// One request with a pull from the last cursor
+    PullOnly,
+    /// Of ten requests four push-pull, two push-only, four pull-only
+    Mixed,
+    /// GET /healthz: what HTTP alone costs
+    Healthz,
+}
+
+impl Scenario {
+    /// Its name on the command line and in results.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::PushPull => "push-pull",
+            Self::PushOnly => "push-only",
+            Self::PullOnly => "pull-only",
+            Self::Mixed => "mixed",
+            Self::Healthz => "healthz",
+        }
+    }
+}
+
+/// A load, ready to run.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Name in the result.
+    pub label: String,
+    /// What each client does.
+    pub scenario: Scenario,
+    /// Clients over all partitions.
+    pub clients: u32,
+    /// Partitions.
+    pub partitions: u32,
+    /// Time before measuring.
+    pub warmup: Duration,
+    /// Time measured.
+    pub measured: Duration,
+    /// Operations in each commit.
+    pub ops_per_commit: u32,
+    /// Bytes of text in each row.
+    pub payload_bytes: usize,
+    /// Wire version.
+    pub wire: WireVersion,
+    /// One list per partition.
+    pub shared_list: bool,
+    /// The server's schema.
+    pub schema: Arc<ClientSchema>,
+    /// The server.
+    pub target: Target,
+    /// Bearer token.
+    pub token: String,
+    /// Name of partitions before the number.
+    pub partition_prefix: String,
+}
+
+impl LoadOptions {
+    /// The load against the server at `url`.
+    ///
+    /// # Errors
+    /// When the URL, the times or the schema cannot be used.
+    pub fn plan(&self, url: &str) -> Result<Plan, LoadError> {
+        let schema = match &self.schema {
+            None => DEMO_SCHEMA.to_owned(),
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|error| LoadError::Setup(format!("{}: {error}", path.display())))?,
+        };
+        let schema = ClientSchema::from_ir_json(&schema)
+            .map_err(|error| LoadError::Setup(error.to_string()))?;
+        let seconds = |value: f64| {
+            Duration::try_from_secs_f64(value)
+                .map_err(|_| LoadError::Setup(format!("{value} is no number of seconds")))
+        };
+        Ok(Plan {
+            label: self.label.clone(),
+            scenario: self.scenario,
+            clients: self.clients,
+            partitions: self.partitions.min(self.clients),
+            warmup: seconds(self.warmup)?,
+            measured: seconds(self.seconds)?,
+            ops_per_commit: self.ops_per_commit,
+            payload_bytes: self.payload_bytes,
+            wire: self.wire,
+            shared_list: self.shared_list,
+            schema: Arc::new(schema),
+            target: Target::parse(url)?,
+            token: self.token.clone(),
+            partition_prefix: self.partition_prefix.clone(),
+        })
+    }
+}
+
+fn wire_version(text: &str) -> Result<WireVersion, String> {
+    match text {
+        "1" => Ok(WireVersion::V1),
+        "2" => Ok(WireVersion::V2),
+        "3" => Ok(WireVersion::V3),
+        _ => Err("the wire versions are 1, 2 and 3".to_owned()),
+    }
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .ok_or_else(|| "write KEY=VALUE".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from([&["tidegate-load"], args].concat())
+    }
+
+    #[test]
+    fn a_single_load_has_sensible_defaults() {
+        let cli = parse(&["--url", "http://127.0.0.1:8787"]).unwrap();
+        assert!(cli.command.is_none());
+        let plan = cli
+            .load
+            .load
+            .plan(cli.load.url.as_deref().unwrap())
+            .unwrap();
+        assert_eq!(plan.scenario, Scenario::PushPull);
+        assert_eq!((plan.clients, plan.partitions), (20, 1));
+        assert_eq!(plan.measured, Duration::from_secs(10));
+        assert_eq!(plan.warmup, Duration::from_secs(2));
+        assert_eq!(plan.wire, WireVersion::V3);
+        assert!(plan.schema.table("todos").is_some());
+    }
+
+    #[test]
+    fn every_option_of_a_single_load_is_understood() {
+        let cli = parse(&[
+            "--url",
+            "http://h:1",
+            "--scenario",
+            "mixed",
+            "--clients",
+            "8",
+            "--partitions",
+            "4",
+            "--seconds",
+            "0.5",
+            "--warmup",
+            "0",
+            "--label",
+            "x",
+            "--ops-per-commit",
+            "5",
+            "--payload-bytes",
+            "7",
+            "--wire",
+            "1",
+            "--pid",
+            "42",
+            "--shared-list",
+        ])
+        .unwrap();
+        assert_eq!(cli.load.pid, Some(42));
+        let plan = cli.load.load.plan("http://h:1").unwrap();
+        assert_eq!(plan.scenario, Scenario::Mixed);
+        assert_eq!((plan.clients, plan.partitions), (8, 4));
+        assert_eq!(plan.measured, Duration::from_millis(500));
+        assert_eq!(plan.wire, WireVersion::V1);
+        assert!(plan.shared_list);
+        assert_eq!(plan.ops_per_commit, 5);
+    }
+
+    #[test]
+    fn a_suite_takes_the_server_and_the_shape_of_its_load() {
+        let cli = parse(&[
+            "suite",
+            "--server-bin",
+            "/bin/server",
+            "--seconds",
+            "3",
+            "--runs",
+            "5",
+            "--server-env",
+            "A=b=c",
+            "--server-arg",
+            "--fast",
+        ])
+        .unwrap();
+        let Some(Command::Suite(suite)) = cli.command else {
+            panic!("not a suite");
+        };
+        assert_eq!(suite.runs, 5);
+        assert_eq!(suite.server_env, [("A".to_owned(), "b=c".to_owned())]);
+        assert_eq!(suite.server_args, ["--fast"]);
+        assert_eq!(
+            suite.load.plan("http://h:1").unwrap().measured,
+            Duration::from_secs(3)
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert!(parse(&["--scenario", "sideways"]).is_err());
+        assert!(parse(&["--clients", "0"]).is_err());
+        assert!(parse(&["--wire", "4"]).is_err());
+        assert!(parse(&["--ops-per-commit", "501"]).is_err());
+        let cli = parse(&["--seconds=-1"]).unwrap();
+        assert!(cli.load.load.plan("http://h:1").is_err());
+    }
+}
