@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ssp2::*;
 use tidegate_client::*;
 
-pub const SCHEMA: &str = include_str!("data/schema.json");
+pub const SCHEMA: &str = include_str!("../data/schema.json");
 pub const EPOCH: &str = "epoch-1";
 
 /// Answers from a queue; keeps every request.
