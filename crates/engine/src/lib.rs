@@ -11,6 +11,7 @@ pub mod ids;
 pub mod keys;
 pub mod model;
 pub mod pull;
+pub mod push;
 pub mod round;
 pub mod schema;
 pub mod scopes;
