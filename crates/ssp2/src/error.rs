@@ -2,6 +2,10 @@
 
 use std::borrow::Cow;
 
+use serde_json::{Map, Value};
+
+use crate::message::ErrorFrame;
+
 /// What kind of failure a code names (§10.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Category {
@@ -226,5 +230,37 @@ pub struct DecodeError {
 impl From<DecodeError> for SyncError {
     fn from(error: DecodeError) -> Self {
         Self::new(error.code, error.message)
+    }
+}
+
+impl SyncError {
+    /// The JSON body of a failed HTTP request (§10.1), members in the order of
+    /// the specification; `details` only when there are any.
+    pub fn to_json(&self) -> Value {
+        let mut body = Map::new();
+        let mut put = |key: &str, value: Value| body.insert(key.to_owned(), value);
+        put("code", self.code.as_str().into());
+        put("category", self.code.category().as_str().into());
+        put("retryable", self.code.retryable().into());
+        put("recommendedAction", self.code.action().as_str().into());
+        put("message", self.message.as_ref().into());
+        if let Some(details) = &self.details {
+            put("details", Value::Object(details.clone()));
+        }
+        Value::Object(body)
+    }
+}
+
+impl From<&SyncError> for ErrorFrame {
+    fn from(error: &SyncError) -> Self {
+        let details = error.details.as_ref();
+        Self {
+            code: error.code.as_str().to_owned(),
+            message: error.message.clone().into_owned(),
+            category: error.code.category().as_str().to_owned(),
+            retryable: error.code.retryable(),
+            recommended_action: error.code.action().as_str().to_owned(),
+            details: details.map(|details| Value::Object(details.clone()).to_string()),
+        }
     }
 }

@@ -13,8 +13,11 @@ pub mod encode;
 pub mod error;
 pub mod frame;
 pub mod json;
+mod json_value;
 pub mod message;
 mod primitives;
+pub mod realtime;
+pub mod render;
 pub mod row;
 pub mod scope_map;
 pub mod segment;
@@ -28,8 +31,13 @@ pub use encode::{
 };
 pub use error::{DecodeError, ErrorCode, SyncError};
 pub use frame::{Envelope, MessageKind};
+pub use json::is_valid_json;
 pub use message::*;
 pub use primitives::MAX_SAFE_INTEGER;
+pub use realtime::{ClientMessage, ServerEvent};
+pub use render::{
+    render_message_json, render_request, render_response, render_segment, render_sparse_row,
+};
 pub use row::{
     Column, ColumnSet, ColumnType, RowError, SparseRow, Value, decode_row, decode_sparse_row,
     encode_row, encode_row_into, encode_sparse_row,
