@@ -46,7 +46,6 @@ impl ServerProcess {
             .args(args)
             .env("TIDEGATE_LISTEN", "127.0.0.1:0")
             .env("TIDEGATE_DATABASE__URL", database)
-            .env("TIDEGATE_LOG__LEVEL", "info")
             .envs(environment.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

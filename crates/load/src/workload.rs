@@ -1,8 +1,6 @@
 //! What one client sends: its rows, its requests, and what it remembers between
 //! them.
 
-#[cfg(test)]
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -290,18 +288,10 @@ fn upsert(table: &ClientTable, row_id: String, payload: Bytes) -> Operation {
     }
 }
 
-/// Counts the kinds of work in a scenario's first `n` requests.
-#[cfg(test)]
-fn census(scenario: Scenario, n: u64) -> HashMap<(bool, bool), usize> {
-    let mut counts = HashMap::new();
-    for work in (0..n).filter_map(|at| Work::of(scenario, at)) {
-        *counts.entry((work.push, work.pull)).or_default() += 1;
-    }
-    counts
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use clap::Parser;
 
     use super::*;
@@ -400,6 +390,15 @@ mod tests {
         let shared = ["--shared-list", "--partitions", "2"];
         assert_eq!(scopes(&shared, 0), scopes(&shared, 2));
         assert_ne!(scopes(&shared, 0), scopes(&shared, 1));
+    }
+
+    /// Counts the kinds of work in a scenario's first `n` requests.
+    fn census(scenario: Scenario, n: u64) -> HashMap<(bool, bool), usize> {
+        let mut counts = HashMap::new();
+        for work in (0..n).filter_map(|at| Work::of(scenario, at)) {
+            *counts.entry((work.push, work.pull)).or_default() += 1;
+        }
+        counts
     }
 
     #[test]
