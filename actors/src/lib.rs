@@ -1,1 +1,38 @@
+//! The actors of the service: who serializes pushes, who holds the migration barrier,
+//! who carries deltas. No HTTP, no SQL.
+//!
+//! A push takes this way: [`PartitionHandle::push`] asks for a permit (`admission`), queues
+//! in the partition's `inbox`, and wakes its actor (`partition`); the actor starts a batch
+//! whenever none runs (`batch`); the batch reads, decides and writes (`group_commit`, on a
+//! `view` of the log at one position), answers its callers, and tells the observer.
+#![forbid(unsafe_code)]
 
+mod admission;
+mod batch;
+mod clients;
+mod clock;
+mod deciding;
+mod directory;
+mod error;
+mod group_commit;
+mod inbox;
+mod observer;
+mod partition;
+mod request;
+mod resolve;
+mod row_cache;
+mod service;
+mod settings;
+mod statistics;
+mod tail;
+mod view;
+
+pub use clock::{Clock, SystemClock};
+pub use directory::{Directory, HoldAll, HoldTimeout, PartitionHandle, Shutdown};
+pub use error::PushError;
+pub use observer::{CommitObserver, NoObserver};
+pub use request::{Decisions, PushRequest};
+pub use service::Parts;
+pub use settings::{QueueLimit, Settings};
+pub use statistics::Statistics;
+pub use tail::Tail;

@@ -1,0 +1,159 @@
+//! One batch of pushes from the queue to its answers.
+//!
+//! The work itself ([`GroupCommit`]) runs in a task of its own, watched from here: if it
+//! panics or hangs, everything it knew is thrown away and its callers are answered from
+//! what the database says became of their commits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tidegate_engine::model::{LoggedCommit, ResultKey, ResultLookup};
+
+use crate::error::PushError;
+use crate::group_commit::GroupCommit;
+use crate::inbox::QueuedPush;
+use crate::partition::Partition;
+use crate::request::{Decisions, PushRequest};
+use crate::resolve;
+
+pub(crate) use crate::view::Known;
+
+/// What became of a batch.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// One per push.
+    pub answers: Vec<Result<Decisions, PushError>>,
+    /// Commits that became durable, in order.
+    pub commits: Vec<Arc<LoggedCommit>>,
+    /// Whether the write-behind client records became durable.
+    pub records_durable: bool,
+    /// Whether the log moved by commits that are not in `commits`.
+    pub moved_elsewhere: bool,
+}
+
+/// Tells a batch's task that nobody waits for it any more.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+    fn set(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Opens the inbox for the next batch, whatever happened to this one.
+struct Finish(Arc<Partition>);
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        let more = self.0.inbox.finish();
+        if more || self.0.ledger.has_pending() {
+            self.0.wake();
+        }
+    }
+}
+
+/// Runs a batch that the inbox started, answers its pushes, then tells the observer.
+pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
+    let _finish = Finish(Arc::clone(&partition));
+    let (requests, waiting): (Vec<_>, Vec<_>) = pushes
+        .into_iter()
+        .map(|push| (push.request, (push.reply, push.permit)))
+        .unzip();
+    let requests: Arc<[PushRequest]> = requests.into();
+    let service = &partition.service;
+    if !requests.is_empty() {
+        let commits = requests.iter().map(|request| request.commits.len()).sum();
+        service.counters.batches.add(1);
+        service.counters.pushes.add(requests.len());
+        service.counters.commits.add(commits);
+    }
+    let records = partition.ledger.begin_write(service.settings.flush_clients);
+
+    let abandoned = Abandoned::default();
+    let work = GroupCommit::new(
+        Arc::clone(&partition),
+        Arc::clone(&requests),
+        records,
+        abandoned.clone(),
+    );
+    let task = tokio::spawn(work.run());
+    let outcome = match tokio::time::timeout(service.settings.batch_deadline, task).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(failure)) => {
+            tracing::error!(partition = %partition.id, %failure, "a batch failed; the partition restarts");
+            recover(&partition, &requests).await
+        }
+        Err(_) => {
+            // Not aborted: dropping it would not stop what the database does for it.
+            abandoned.set();
+            tracing::error!(partition = %partition.id, "a batch hangs; the partition restarts");
+            recover(&partition, &requests).await
+        }
+    };
+
+    if requests.is_empty() && !outcome.records_durable {
+        service.counters.failed_flushes.add(1);
+    }
+    partition.ledger.end_write(outcome.records_durable);
+    for ((reply, permit), answer) in waiting.into_iter().zip(outcome.answers) {
+        drop(permit);
+        // A caller that hung up is not told.
+        let _ = reply.send(answer);
+    }
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        if !outcome.commits.is_empty() {
+            service.observer.committed(&partition.id, &outcome.commits);
+        }
+        if outcome.moved_elsewhere {
+            service.observer.moved_elsewhere(&partition.id);
+        }
+    }));
+    if told.is_err() {
+        tracing::error!(partition = %partition.id, "the commit observer panicked");
+    }
+}
+
+/// Starts the partition over and finds out what became of a failed batch's commits.
+async fn recover(partition: &Arc<Partition>, requests: &Arc<[PushRequest]>) -> Outcome {
+    partition.service.counters.restarts.add(1);
+    partition.distrust();
+    let keys = requests.iter().flat_map(result_keys).collect();
+    let found = resolve::stored_results(partition, keys).await;
+    let answers = requests
+        .iter()
+        .map(|request| {
+            let Some(found) = &found else {
+                return Err(PushError::unavailable());
+            };
+            let decided = !request.commits.is_empty()
+                && result_keys(request).all(|key| {
+                    found
+                        .get(&key)
+                        .is_some_and(|lookup| *lookup != ResultLookup::Absent)
+                });
+            if decided {
+                resolve::replay(partition, request, found)
+            } else {
+                Err(PushError::internal())
+            }
+        })
+        .collect();
+    Outcome {
+        answers,
+        commits: Vec::new(),
+        records_durable: false,
+        moved_elsewhere: !requests.is_empty(),
+    }
+}
+
+fn result_keys(request: &PushRequest) -> impl Iterator<Item = ResultKey> + '_ {
+    request.commits.iter().map(|commit| ResultKey {
+        client_id: request.client_id.clone(),
+        client_commit_id: commit.client_commit_id.as_str().into(),
+    })
+}

@@ -1,0 +1,473 @@
+//! The group commit: reads what a batch needs, decides its commits in order, writes
+//! them as one transaction whose compare-and-set proves that nobody else wrote.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ssp2::SyncError;
+use tidegate_engine::gate::GateRefusal;
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
+use tidegate_engine::push::Decision;
+use tidegate_engine::{ActorId, ClientId};
+use tidegate_store::{CommitError, StoreError};
+
+use crate::batch::{Abandoned, Outcome};
+use crate::deciding::{self, Deciding, Place, Progress, Violation};
+use crate::error::PushError;
+use crate::partition::Partition;
+use crate::request::PushRequest;
+use crate::resolve::{self, Fate};
+use crate::view::{Missing, View};
+
+/// One commit of the batch.
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    verdict: Option<Result<Decision, PushError>>,
+}
+
+/// A batch at work.
+#[derive(Debug)]
+pub(crate) struct GroupCommit {
+    partition: Arc<Partition>,
+    requests: Arc<[PushRequest]>,
+    /// Write-behind records.
+    records: Vec<ClientRecord>,
+    records_durable: bool,
+    abandoned: Abandoned,
+    entries: Vec<Entry>,
+    /// Per push: a failure that needs no decision.
+    refused: Vec<Option<PushError>>,
+    /// Per push: whether its binding is durable (or it has none).
+    bound: Vec<bool>,
+    view: View,
+    generation: u64,
+    commits: Vec<Arc<LoggedCommit>>,
+    moved_elsewhere: bool,
+}
+
+/// How deciding went.
+enum Attempt {
+    /// Everything is decided; this is the transaction.
+    Ready(Arc<CommitBatch>, Vec<Decision>),
+    /// Somebody else committed meanwhile.
+    Moved,
+    /// A push failed by itself; the others are to be decided without it.
+    WithoutOne,
+}
+
+/// How a part of the batch ended.
+enum Part {
+    Settled,
+    /// Nothing was written: some row violates a constraint.
+    Violated(Violation),
+}
+
+impl GroupCommit {
+    pub fn new(
+        partition: Arc<Partition>,
+        requests: Arc<[PushRequest]>,
+        records: Vec<ClientRecord>,
+        abandoned: Abandoned,
+    ) -> Self {
+        let (known, generation) = partition.take_known();
+        let entries = requests
+            .iter()
+            .enumerate()
+            .flat_map(|(push, request)| {
+                (0..request.commits.len()).map(move |commit| Entry {
+                    place: Place { push, commit },
+                    verdict: None,
+                })
+            })
+            .collect();
+        Self {
+            records_durable: records.is_empty(),
+            refused: vec![None; requests.len()],
+            bound: requests
+                .iter()
+                .map(|request| request.bind.is_none())
+                .collect(),
+            view: View::new(known),
+            commits: Vec::new(),
+            moved_elsewhere: false,
+            partition,
+            requests,
+            records,
+            abandoned,
+            entries,
+            generation,
+        }
+    }
+
+    /// Runs the batch to its end.
+    pub async fn run(mut self) -> Outcome {
+        self.refuse_foreign_bindings();
+        let failure = match self.settle().await {
+            Ok(()) => self.write_clients_alone().await.err(),
+            Err(failure) => Some(failure),
+        };
+        let failure = failure.unwrap_or_else(PushError::internal);
+        if !self.abandoned.is_set() {
+            self.partition
+                .keep_known(self.view.into_known(), self.generation);
+        }
+        let mut answers: Vec<Result<Vec<Decision>, PushError>> = self
+            .refused
+            .into_iter()
+            .zip(self.bound)
+            .map(|(refused, bound)| match refused {
+                Some(error) => Err(error),
+                None if !bound => Err(failure.clone()),
+                None => Ok(Vec::new()),
+            })
+            .collect();
+        for entry in self.entries {
+            let verdict = entry.verdict.unwrap_or_else(|| Err(failure.clone()));
+            let answer = &mut answers[entry.place.push];
+            match (answer.as_mut(), verdict) {
+                (Ok(decisions), Ok(decision)) => decisions.push(decision),
+                (Ok(_), Err(error)) => *answer = Err(error),
+                (Err(_), _) => {}
+            }
+        }
+        Outcome {
+            answers,
+            commits: self.commits,
+            records_durable: self.records_durable,
+            moved_elsewhere: self.moved_elsewhere,
+        }
+    }
+
+    /// §1.5: a client id belongs to its first actor. Two requests of different actors may
+    /// both have found it unbound; the one that is queued first gets it.
+    fn refuse_foreign_bindings(&mut self) {
+        let bindings = self.partition.bindings.lock();
+        let mut in_batch: HashMap<&ClientId, &ActorId> = HashMap::new();
+        for (push, request) in self.requests.iter().enumerate() {
+            if request.bind.is_none() {
+                continue;
+            }
+            let owner = bindings
+                .get(&request.client_id)
+                .or_else(|| in_batch.get(&request.client_id).copied());
+            match owner {
+                Some(owner) if *owner != request.actor_id => {
+                    self.refused[push] = Some(PushError::bound_elsewhere());
+                }
+                _ => {
+                    in_batch.insert(&request.client_id, &request.actor_id);
+                }
+            }
+        }
+        for entry in &mut self.entries {
+            if let Some(error) = &self.refused[entry.place.push] {
+                entry.verdict = Some(Err(error.clone()));
+            }
+        }
+    }
+
+    /// Decides and writes everything, splitting where a constraint is violated until the
+    /// violating commits stand alone.
+    async fn settle(&mut self) -> Result<(), PushError> {
+        let mut parts = vec![(0..self.entries.len(), None)];
+        while let Some((part, violation)) = parts.pop() {
+            if let Part::Violated(key) = self.write_part(part.clone(), violation).await? {
+                if part.len() > 1 {
+                    let middle = part.start + part.len() / 2;
+                    // The left one goes first: log order is queue order.
+                    parts.push((middle..part.end, None));
+                    parts.push((part.start..middle, None));
+                } else {
+                    parts.push((part, Some(key)));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the undecided commits of `part` as one transaction. With a `violation` the
+    /// single commit of the part is rejected for it instead of applied, unless the log
+    /// moves: then it is decided afresh.
+    async fn write_part(
+        &mut self,
+        part: Range<usize>,
+        mut violation: Option<Violation>,
+    ) -> Result<Part, PushError> {
+        let service = Arc::clone(&self.partition.service);
+        let mut attempt = 0;
+        while attempt < service.settings.commit_attempts {
+            pause_before(attempt).await;
+            let undecided: Vec<usize> = part
+                .clone()
+                .filter(|at| self.entries[*at].verdict.is_none())
+                .collect();
+            if undecided.is_empty() {
+                return Ok(Part::Settled);
+            }
+            let (batch, decisions) = match self.decide(&undecided, violation.as_ref()).await? {
+                Attempt::Ready(batch, decisions) => (batch, decisions),
+                Attempt::Moved => {
+                    attempt += 1;
+                    violation = None;
+                    continue;
+                }
+                Attempt::WithoutOne => continue,
+            };
+            if batch.commits.is_empty() && batch.results.is_empty() {
+                self.accept(&undecided, decisions, None);
+                return Ok(Part::Settled);
+            }
+            if self.abandoned.is_set() {
+                return Err(PushError::internal());
+            }
+            match service.store.commit_batch(Arc::clone(&batch)).await {
+                Ok(()) => {
+                    self.accept(&undecided, decisions, Some(&batch));
+                    return Ok(Part::Settled);
+                }
+                Err(CommitError::SequenceMoved) => {
+                    attempt += 1;
+                    violation = None;
+                    self.lost_race();
+                }
+                Err(CommitError::OutcomeUnknown(source)) => {
+                    tracing::warn!(partition = %self.partition.id, %source, "a commit's outcome is unknown");
+                    match resolve::fate(&self.partition, &batch).await {
+                        Fate::Durable => {
+                            self.accept(&undecided, decisions, Some(&batch));
+                            // Whoever wrote since then is unknown as well.
+                            self.distrust();
+                            return Ok(Part::Settled);
+                        }
+                        Fate::Lost => {
+                            attempt += 1;
+                            violation = None;
+                            self.lost_race();
+                        }
+                        Fate::Unknown => {
+                            self.distrust();
+                            self.moved_elsewhere = true;
+                            return Err(PushError::unavailable());
+                        }
+                    }
+                }
+                Err(CommitError::Constraint { key }) => return Ok(Part::Violated(key)),
+                Err(refusal) => {
+                    self.distrust();
+                    return Err(self.refusal(refusal));
+                }
+            }
+        }
+        Err(PushError::internal())
+    }
+
+    /// Decides the given commits in order on one consistent picture, and makes the
+    /// transaction.
+    async fn decide(
+        &mut self,
+        undecided: &[usize],
+        violation: Option<&Violation>,
+    ) -> Result<Attempt, PushError> {
+        let partition = Arc::clone(&self.partition);
+        let service = &partition.service;
+        let places: Vec<Place> = undecided.iter().map(|at| self.entries[*at].place).collect();
+        let needs = deciding::needs_of(service, &self.requests, &places);
+        let Some(fetched) = self.supply(&needs).await? else {
+            return Ok(Attempt::Moved);
+        };
+        let requests = Arc::clone(&self.requests);
+        let mut run = Deciding::new(&partition, requests, places, fetched.max);
+        let mut fetched = fetched;
+        let (candidate, decisions) = loop {
+            if run.provide(&fetched).is_err() {
+                self.lost_race();
+                return Ok(Attempt::Moved);
+            }
+            let progress = match violation {
+                Some(violation) => run.reject(violation.clone()).await,
+                None => run.run().await,
+            };
+            match progress {
+                Progress::Done {
+                    candidate,
+                    decisions,
+                } => break (candidate, decisions),
+                Progress::Need { deciding, needs } => {
+                    run = *deciding;
+                    fetched = match self.supply(&needs).await? {
+                        Some(fetched) => fetched,
+                        None => return Ok(Attempt::Moved),
+                    };
+                }
+                Progress::Failed { at, error } => {
+                    // The rest of the batch is decided without it.
+                    self.fail_from(self.entries[undecided[at]].place, error);
+                    return Ok(Attempt::WithoutOne);
+                }
+            }
+        };
+        let declared = Arc::clone(&service.declared.read());
+        let mut batch = candidate.into_batch(service.schema.version(), declared);
+        batch.clients = self.clients(undecided);
+        Ok(Attempt::Ready(Arc::new(batch), decisions))
+    }
+
+    async fn supply(&mut self, needs: &Needs) -> Result<Option<Fetched>, PushError> {
+        match self.view.supply(&self.partition, needs).await {
+            Ok(fetched) => Ok(Some(fetched)),
+            Err(Missing::Moved) => {
+                self.note_foreign_commit();
+                Ok(None)
+            }
+            Err(Missing::Store(error)) => {
+                self.distrust();
+                Err(self.refusal(CommitError::Store(error)))
+            }
+        }
+    }
+
+    /// The client records that go into the transaction of these commits, one per client:
+    /// their bindings, and all write-behind records.
+    fn clients(&self, entries: &[usize]) -> Vec<ClientRecord> {
+        let pushes = entries.iter().map(|at| self.entries[*at].place.push);
+        self.records_with(pushes)
+    }
+
+    fn records_with(&self, pushes: impl Iterator<Item = usize>) -> Vec<ClientRecord> {
+        let mut clients: HashMap<&ClientId, &ClientRecord> = HashMap::new();
+        for push in pushes.filter(|push| !self.bound[*push]) {
+            if let Some(record) = &self.requests[push].bind {
+                clients.insert(&record.client_id, record);
+            }
+        }
+        if !self.records_durable {
+            for record in &self.records {
+                let bound = clients.get(&record.client_id);
+                if bound.is_none_or(|bound| bound.actor_id == record.actor_id) {
+                    clients.insert(&record.client_id, record);
+                }
+            }
+        }
+        clients.into_values().cloned().collect()
+    }
+
+    /// Takes over what is durable now.
+    fn accept(
+        &mut self,
+        entries: &[usize],
+        decisions: Vec<Decision>,
+        batch: Option<&Arc<CommitBatch>>,
+    ) {
+        if let Some(batch) = batch {
+            self.view.absorb(batch);
+            let commits: Vec<Arc<LoggedCommit>> = decisions
+                .iter()
+                .filter_map(|decision| decision.commit().cloned())
+                .collect();
+            self.partition.tail.append(&commits);
+            self.commits.extend(commits);
+            let pushes: Vec<usize> = entries
+                .iter()
+                .map(|at| self.entries[*at].place.push)
+                .collect();
+            self.clients_written(pushes);
+        }
+        for (at, decision) in entries.iter().zip(decisions) {
+            self.entries[*at].verdict = Some(Ok(decision));
+        }
+    }
+
+    fn clients_written(&mut self, pushes: impl IntoIterator<Item = usize>) {
+        self.records_durable = true;
+        let mut bindings = self.partition.bindings.lock();
+        for push in pushes {
+            if !std::mem::replace(&mut self.bound[push], true) {
+                let request = &self.requests[push];
+                bindings.made(request.client_id.clone(), request.actor_id.clone());
+            }
+        }
+    }
+
+    /// Writes the client records that no transaction of commits took along.
+    async fn write_clients_alone(&mut self) -> Result<(), PushError> {
+        let unbound: Vec<usize> = (0..self.requests.len())
+            .filter(|push| !self.bound[*push] && self.refused[*push].is_none())
+            .collect();
+        let clients = self.records_with(unbound.iter().copied());
+        if clients.is_empty() {
+            return Ok(());
+        }
+        let (store, id) = (&self.partition.service.store, &self.partition.id);
+        match store.record_clients(id, clients).await {
+            Ok(()) => {
+                self.clients_written(unbound);
+                Ok(())
+            }
+            Err(error) => Err(self.refusal(CommitError::Store(error))),
+        }
+    }
+
+    /// Fails a push from one of its commits on: the server could not decide it. What the
+    /// push holds before that commit is decided all the same.
+    fn fail_from(&mut self, place: Place, error: Option<SyncError>) {
+        let error = error.map_or_else(PushError::internal, PushError::undecidable);
+        tracing::error!(partition = %self.partition.id, %error, "a commit cannot be decided");
+        for entry in &mut self.entries {
+            let later = entry.place.push == place.push && entry.place.commit >= place.commit;
+            if later && entry.verdict.is_none() {
+                entry.verdict = Some(Err(error.clone()));
+            }
+        }
+    }
+
+    /// Somebody else committed: whatever was known is not true any more.
+    fn lost_race(&mut self) {
+        self.view.forget();
+        self.note_foreign_commit();
+    }
+
+    fn note_foreign_commit(&mut self) {
+        self.partition.service.counters.lost_races.add(1);
+        self.partition.tail.invalidate();
+        self.moved_elsewhere = true;
+    }
+
+    fn distrust(&mut self) {
+        self.view.forget();
+        self.partition.tail.invalidate();
+    }
+
+    /// What the callers are told when nothing was written.
+    fn refusal(&self, error: CommitError) -> PushError {
+        let running = self.partition.service.schema.version();
+        match error {
+            CommitError::SchemaChanged { stored } => {
+                PushError::not_ready(GateRefusal::NewerSchema { stored, running }.into())
+            }
+            CommitError::CheckpointPending(pending) => {
+                PushError::not_ready(GateRefusal::CheckpointPending(pending).into())
+            }
+            CommitError::FenceRejected => PushError::fenced(),
+            CommitError::Store(StoreError::Unavailable(source)) => {
+                tracing::warn!(partition = %self.partition.id, %source, "the database is unavailable");
+                PushError::unavailable()
+            }
+            CommitError::Store(StoreError::Closed) => PushError::unavailable(),
+            other => {
+                tracing::error!(partition = %self.partition.id, error = ?other, "a batch failed");
+                PushError::internal()
+            }
+        }
+    }
+}
+
+/// Lets a foreign writer finish before a later attempt; the first two follow at once.
+async fn pause_before(attempt: u32) {
+    if attempt > 1 {
+        let millis = 1_u64 << attempt.min(6);
+        tokio::time::sleep(Duration::from_millis(millis)).await;
+    }
+}

@@ -1,0 +1,213 @@
+//! The queue of one partition: what waits, whether a batch runs, whether it may.
+//!
+//! It outlives the actor that works it off, so that an actor's end loses no push.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use crate::admission::Permit;
+use crate::error::PushError;
+use crate::request::{Decisions, PushRequest};
+use crate::settings::QueueLimit;
+
+/// A push that waits for its batch.
+#[derive(Debug)]
+pub(crate) struct QueuedPush {
+    pub request: PushRequest,
+    pub permit: Permit,
+    pub reply: oneshot::Sender<Result<Decisions, PushError>>,
+}
+
+/// What the queue did with a push.
+#[derive(Debug)]
+pub(crate) enum Queued {
+    /// It waits; somebody must wake the actor.
+    Wake,
+    /// It waits; a running batch or an earlier wake-up will get to it.
+    Waiting,
+    /// The partition left memory meanwhile: take a fresh one.
+    Gone(QueuedPush),
+    /// The service stops.
+    Stopping,
+}
+
+/// The queue and its gatekeeping.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    idle: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: VecDeque<QueuedPush>,
+    phase: Phase,
+    holds: usize,
+    running: bool,
+    last_work: Instant,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Open,
+    /// No more pushes; what waits is finished.
+    Stopping,
+    /// Left memory.
+    Gone,
+}
+
+impl Inbox {
+    pub fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                phase: Phase::Open,
+                holds: 0,
+                running: false,
+                last_work: Instant::now(),
+            }),
+            idle: Notify::new(),
+        }
+    }
+
+    pub fn push(&self, push: QueuedPush) -> Queued {
+        let mut state = self.state.lock();
+        match state.phase {
+            Phase::Gone => return Queued::Gone(push),
+            Phase::Stopping => return Queued::Stopping,
+            Phase::Open => {}
+        }
+        state.last_work = Instant::now();
+        state.queue.push_back(push);
+        if state.queue.len() == 1 && !state.running {
+            Queued::Wake
+        } else {
+            Queued::Waiting
+        }
+    }
+
+    /// Starts a batch: `None` when one runs, pushes are held, or there is nothing to do.
+    ///
+    /// The caller owes a [`Self::finish`].
+    pub fn start(&self, limit: QueueLimit, held_by_all: &AtomicUsize) -> Option<Vec<QueuedPush>> {
+        let mut state = self.state.lock();
+        if state.running || state.holds > 0 || held_by_all.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let (mut operations, mut bytes) = (0, 0);
+        let mut batch = Vec::new();
+        while let Some(next) = state.queue.front() {
+            operations += next.permit.load.operations;
+            bytes += next.permit.load.bytes;
+            let full = operations > limit.operations || bytes > limit.bytes;
+            if full && !batch.is_empty() {
+                break;
+            }
+            batch.extend(state.queue.pop_front());
+        }
+        if batch.is_empty() {
+            return None;
+        }
+        state.running = true;
+        Some(batch)
+    }
+
+    /// Starts a batch without pushes, for client records alone: `false` when one runs.
+    /// Holds do not stop it: it touches no application data.
+    ///
+    /// The caller owes a [`Self::finish`].
+    pub fn start_flush(&self) -> bool {
+        let mut state = self.state.lock();
+        !std::mem::replace(&mut state.running, true)
+    }
+
+    /// Ends a batch; `true` when more waits.
+    pub fn finish(&self) -> bool {
+        let mut state = self.state.lock();
+        state.running = false;
+        state.last_work = Instant::now();
+        self.idle.notify_waiters();
+        !state.queue.is_empty()
+    }
+
+    /// How long nothing has been done here.
+    pub fn idle_for(&self) -> Duration {
+        self.state.lock().last_work.elapsed()
+    }
+
+    /// Leaves memory if there is nothing at all to do; from then on pushes are sent elsewhere.
+    pub fn leave(&self, may_leave: impl FnOnce() -> bool) -> bool {
+        let mut state = self.state.lock();
+        let idle = state.queue.is_empty() && !state.running && state.holds == 0 && may_leave();
+        if idle {
+            state.phase = Phase::Gone;
+        }
+        idle
+    }
+
+    /// Whether this inbox left memory.
+    pub fn is_gone(&self) -> bool {
+        self.state.lock().phase == Phase::Gone
+    }
+
+    /// Whether an actor has something to do here.
+    pub fn has_work(&self) -> bool {
+        let state = self.state.lock();
+        state.running || !state.queue.is_empty()
+    }
+
+    /// Pushes that wait.
+    pub fn queued(&self) -> usize {
+        self.state.lock().queue.len()
+    }
+
+    pub fn hold(&self) {
+        self.state.lock().holds += 1;
+    }
+
+    pub fn release(&self) {
+        let mut state = self.state.lock();
+        state.holds = state.holds.saturating_sub(1);
+    }
+
+    /// Refuses new pushes from now on; what waits is finished.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        if state.phase == Phase::Open {
+            state.phase = Phase::Stopping;
+        }
+    }
+
+    /// Takes everything that waits.
+    pub fn empty(&self) -> Vec<QueuedPush> {
+        self.state.lock().queue.drain(..).collect()
+    }
+
+    /// Waits until no batch runs.
+    pub async fn batch_finished(&self) {
+        self.wait(|state| !state.running).await;
+    }
+
+    /// Waits until no batch runs and nothing waits.
+    pub async fn worked_off(&self) {
+        self.wait(|state| !state.running && state.queue.is_empty())
+            .await;
+    }
+
+    async fn wait(&self, reached: impl Fn(&State) -> bool) {
+        loop {
+            let idle = self.idle.notified();
+            tokio::pin!(idle);
+            // Registered before the look, so that a change in between is not missed.
+            idle.as_mut().enable();
+            if reached(&self.state.lock()) {
+                return;
+            }
+            idle.await;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! The partition actor: serializes a partition's pushes in group commits.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, SpawnHandle};
+use parking_lot::Mutex;
+use tidegate_engine::{LogEpoch, PartitionId};
+
+use crate::admission::Gauge;
+use crate::batch::{self, Known};
+use crate::clients::{Bindings, Ledger};
+use crate::inbox::Inbox;
+use crate::service::Service;
+use crate::tail::Tail;
+
+/// Everything of a partition in memory; shared by its actor, its running batch and the
+/// requests that use it. An actor may end and another one take over.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    pub id: PartitionId,
+    pub service: Arc<Service>,
+    pub inbox: Inbox,
+    pub tail: Arc<Tail>,
+    pub ledger: Ledger,
+    pub bindings: Mutex<Bindings>,
+    pub gauge: Arc<Gauge>,
+    known: Mutex<Option<Known>>,
+    /// Counts the reasons to distrust what is known; see [`Self::take_known`].
+    generation: AtomicU64,
+    epoch: Mutex<Option<LogEpoch>>,
+    address: Mutex<Option<Addr<PartitionActor>>>,
+}
+
+impl Partition {
+    pub fn new(id: PartitionId, service: Arc<Service>) -> Self {
+        let settings = &service.settings;
+        Self {
+            inbox: Inbox::new(),
+            tail: Arc::new(Tail::new(settings.tail_commits, settings.tail_bytes)),
+            ledger: Ledger::new(settings.pending_clients),
+            bindings: Mutex::default(),
+            gauge: Arc::new(Gauge::new(settings.partition_queue)),
+            known: Mutex::new(None),
+            generation: AtomicU64::new(0),
+            epoch: Mutex::new(None),
+            address: Mutex::new(None),
+            id,
+            service,
+        }
+    }
+
+    /// Makes the actor look at the inbox; starts one when there is none.
+    pub fn wake(self: &Arc<Self>) {
+        let mut address = self.address.lock();
+        match &*address {
+            Some(actor) if actor.connected() => actor.do_send(Wake),
+            _ => *address = Some(self.start_actor()),
+        }
+    }
+
+    fn start_actor(self: &Arc<Self>) -> Addr<PartitionActor> {
+        let partition = Arc::clone(self);
+        PartitionActor::start_in_arbiter(&self.service.next_arbiter(), |_| PartitionActor {
+            partition,
+            flush_timer: None,
+            flush_due: false,
+        })
+    }
+
+    /// Ends the actor; the partition must have left memory.
+    pub fn dismiss(&self) {
+        if let Some(actor) = self.address.lock().take() {
+            actor.do_send(Dismiss);
+        }
+    }
+
+    /// Takes what is known of rows for a batch; give it back with [`Self::keep_known`].
+    pub fn take_known(&self) -> (Known, u64) {
+        let generation = self.generation.load(Ordering::SeqCst);
+        let known = self.known.lock().take();
+        let known = known.unwrap_or_else(|| Known::new(self.service.settings.row_cache_bytes));
+        (known, generation)
+    }
+
+    /// Keeps what is known, unless a reason to distrust it came up since it was taken.
+    pub fn keep_known(&self, known: Known, generation: u64) {
+        let mut slot = self.known.lock();
+        if self.generation.load(Ordering::SeqCst) == generation {
+            *slot = Some(known);
+        }
+    }
+
+    /// Forgets rows and the tail: the next batch reads everything afresh.
+    pub fn distrust(&self) {
+        let mut slot = self.known.lock();
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        *slot = None;
+        drop(slot);
+        self.tail.invalidate();
+    }
+
+    /// Notes the partition's log epoch as a request saw it. Another one than before
+    /// means that the database was restored: nothing in memory is true any more (§2.1).
+    pub fn observe_epoch(&self, epoch: &LogEpoch) {
+        let mut known = self.epoch.lock();
+        if known.as_ref() == Some(epoch) {
+            return;
+        }
+        if known.replace(epoch.clone()).is_some() {
+            self.distrust();
+            self.bindings.lock().clear();
+            self.ledger.clear();
+        }
+    }
+}
+
+/// Owns the order of one partition's pushes.
+///
+/// It only decides *when* a batch starts. The batch itself runs as its own task (see
+/// [`crate::batch`]), so neither a slow database nor a failing batch occupies the actor.
+#[derive(Debug)]
+pub(crate) struct PartitionActor {
+    partition: Arc<Partition>,
+    flush_timer: Option<SpawnHandle>,
+    flush_due: bool,
+}
+
+/// There may be something to do.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub(crate) struct Wake;
+
+/// The partition left memory.
+#[derive(Debug, Message)]
+#[rtype(result = "()")]
+pub(crate) struct Dismiss;
+
+impl PartitionActor {
+    fn work(&mut self, ctx: &mut Context<Self>) {
+        let partition = &self.partition;
+        let service = &partition.service;
+        if let Some(pushes) = partition
+            .inbox
+            .start(service.settings.batch, &service.held_by_all)
+        {
+            // Every batch takes pending client records along.
+            self.flush_due = false;
+            tokio::spawn(batch::run(Arc::clone(partition), pushes));
+        } else if self.flush_due && partition.ledger.has_pending() {
+            if partition.inbox.start_flush() {
+                self.flush_due = false;
+                tokio::spawn(batch::run(Arc::clone(partition), Vec::new()));
+            }
+        } else {
+            self.flush_due = false;
+        }
+        if self.flush_timer.is_none() && partition.ledger.has_pending() {
+            self.flush_timer = Some(ctx.run_later(service.settings.flush_delay, |actor, ctx| {
+                actor.flush_timer = None;
+                actor.flush_due = true;
+                actor.work(ctx);
+            }));
+        }
+    }
+
+    fn leave_if_idle(&mut self, ctx: &mut Context<Self>) {
+        let partition = &self.partition;
+        if partition.inbox.idle_for() >= partition.service.settings.idle_after
+            && partition.inbox.leave(|| partition.ledger.is_empty())
+        {
+            partition.service.forget(partition);
+            partition.distrust();
+            ctx.stop();
+        }
+    }
+}
+
+impl Actor for PartitionActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Context<Self>) {
+        ctx.run_interval(
+            self.partition.service.settings.idle_after,
+            Self::leave_if_idle,
+        );
+        self.work(ctx);
+    }
+}
+
+impl Handler<Wake> for PartitionActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Wake, ctx: &mut Context<Self>) {
+        self.work(ctx);
+    }
+}
+
+impl Handler<Dismiss> for PartitionActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Dismiss, ctx: &mut Context<Self>) {
+        ctx.stop();
+    }
+}
+
+impl Drop for PartitionActor {
+    /// An actor that ends with work left (a panic, its thread's end) is replaced; the
+    /// queue is not its own and survives.
+    fn drop(&mut self) {
+        let partition = &self.partition;
+        let wanted = partition.inbox.has_work() || partition.ledger.has_pending();
+        if wanted && !partition.inbox.is_gone() && !partition.service.is_stopping() {
+            let mut address = partition.address.lock();
+            *address = Some(partition.start_actor());
+        }
+    }
+}

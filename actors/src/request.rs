@@ -1,0 +1,28 @@
+//! What a partition is asked for.
+
+use ssp2::{PushCommit, WireVersion};
+use tidegate_engine::hooks::Allowed;
+use tidegate_engine::model::ClientRecord;
+use tidegate_engine::push::Decision;
+use tidegate_engine::{ActorId, ClientId};
+
+/// The push half of one sync request (§6.1).
+#[derive(Debug, Clone)]
+pub struct PushRequest {
+    /// Device.
+    pub client_id: ClientId,
+    /// Authenticated actor.
+    pub actor_id: ActorId,
+    /// Wire version of the request.
+    pub wire: WireVersion,
+    /// What the host's resolver allows the actor.
+    pub allowed: Allowed,
+    /// The commits, in request order.
+    pub commits: Vec<PushCommit>,
+    /// Set when the database knew no record of the client: binds the client id to the
+    /// actor (§1.5) in the transaction of these commits.
+    pub bind: Option<ClientRecord>,
+}
+
+/// One decision per commit, in request order.
+pub type Decisions = Vec<Decision>;

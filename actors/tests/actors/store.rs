@@ -1,0 +1,352 @@
+//! A store in memory whose every commit can be scripted: blocked, lost, refused,
+//! applied without an answer.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tidegate_engine::gate::{GateToken, PendingCheckpoint};
+use tidegate_engine::model::*;
+use tidegate_engine::schema::Schema;
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
+use tidegate_store::*;
+use tokio::sync::Semaphore;
+
+/// A door in a store call: the test sees when it is reached and opens it.
+#[derive(Debug)]
+pub struct Gate {
+    reached: Semaphore,
+    open: Semaphore,
+}
+
+impl Gate {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self {
+            reached: Semaphore::new(0),
+            open: Semaphore::new(0),
+        })
+    }
+    pub async fn reached(&self) {
+        self.reached.acquire().await.unwrap().forget();
+    }
+    pub fn open(&self) {
+        self.open.add_permits(1);
+    }
+    async fn pass(&self) {
+        self.reached.add_permits(1);
+        self.open.acquire().await.unwrap().forget();
+    }
+}
+
+/// What the next `commit_batch` does instead of simply committing.
+pub enum OnCommit {
+    /// Nothing out of the ordinary.
+    Pass,
+    /// Waits at the gate, then commits.
+    Block(Arc<Gate>),
+    /// Another process commits first.
+    Foreign(Foreign),
+    /// Another process raises this row's version first, if it exists.
+    Touch(RowKey),
+    /// Refuses, writing nothing.
+    Refuse(CommitError),
+    /// Writes, but the answer is lost.
+    WriteThenUnknown,
+    /// Writes nothing, and the answer is lost.
+    LoseThenUnknown,
+    /// Panics before or after writing.
+    Panic { written: bool },
+}
+
+/// A commit of another process.
+pub struct Foreign {
+    pub key: RowKey,
+    pub row: Arc<StoredRow>,
+}
+
+/// What the next `read_needs` does.
+pub enum OnRead {
+    Pass,
+    Unavailable,
+    Block(Arc<Gate>),
+}
+
+#[derive(Default)]
+pub struct Log {
+    pub max: CommitSeq,
+    pub rows: HashMap<RowKey, Arc<StoredRow>>,
+    pub tombstones: HashMap<RowKey, CommitSeq>,
+    pub results: HashMap<ResultKey, Arc<StoredPushResult>>,
+    pub commits: Vec<LoggedCommit>,
+    pub clients: BTreeMap<String, ClientRecord>,
+    /// How often other processes raised a row's version.
+    pub touches: HashMap<RowKey, i64>,
+}
+
+/// One partition's worth of storage for each partition id.
+#[derive(Default)]
+pub struct TestStore {
+    logs: Mutex<HashMap<PartitionId, Log>>,
+    on_commit: Mutex<VecDeque<OnCommit>>,
+    on_read: Mutex<VecDeque<OnRead>>,
+    on_record: Mutex<VecDeque<()>>,
+    /// Row ids that violate a constraint when written.
+    violating: Mutex<HashSet<String>>,
+    /// Sizes of the batches that were tried, in commits and rejections.
+    tried: Mutex<Vec<usize>>,
+    pub reads: AtomicUsize,
+}
+
+impl TestStore {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+    pub fn next_commit(&self, action: OnCommit) {
+        self.on_commit.lock().push_back(action);
+    }
+    pub fn next_read(&self, action: OnRead) {
+        self.on_read.lock().push_back(action);
+    }
+    pub fn fail_next_record(&self) {
+        self.on_record.lock().push_back(());
+    }
+    pub fn violate(&self, row: &str) {
+        self.violating.lock().insert(row.into());
+    }
+    pub fn tried(&self) -> Vec<usize> {
+        self.tried.lock().clone()
+    }
+    pub fn with<T>(&self, partition: &PartitionId, look: impl FnOnce(&mut Log) -> T) -> T {
+        look(self.logs.lock().entry(partition.clone()).or_default())
+    }
+    pub fn foreign_commit(&self, partition: &PartitionId, foreign: Foreign) {
+        self.with(partition, |log| {
+            log.max = log.max.next();
+            log.tombstones.remove(&foreign.key);
+            log.rows.insert(foreign.key, foreign.row);
+        });
+    }
+    fn touch(&self, partition: &PartitionId, key: RowKey) {
+        self.with(partition, |log| {
+            if let Some(row) = log.rows.get_mut(&key) {
+                Arc::make_mut(row).server_version += 1;
+                log.max = log.max.next();
+                *log.touches.entry(key).or_default() += 1;
+            }
+        });
+    }
+    fn write(&self, batch: &CommitBatch) -> Result<(), CommitError> {
+        let violating = self.violating.lock();
+        for write in &batch.rows {
+            if let RowWrite::Put { key, .. } = write
+                && violating.contains(&*key.row_id)
+            {
+                return Err(CommitError::Constraint {
+                    key: Some(key.clone()),
+                });
+            }
+        }
+        self.with(&batch.partition, |log| {
+            if log.max != batch.expected_max {
+                return Err(CommitError::SequenceMoved);
+            }
+            for commit in &batch.commits {
+                assert_eq!(commit.seq, log.max.next(), "sequence numbers have no gaps");
+                log.max = commit.seq;
+                log.commits.push(commit.clone());
+            }
+            for (key, result) in &batch.results {
+                let doubled = log.results.insert(key.clone(), Arc::clone(result));
+                assert!(doubled.is_none(), "a result is stored once: {key:?}");
+            }
+            for write in &batch.rows {
+                match write {
+                    RowWrite::Put { key, row, .. } => {
+                        log.tombstones.remove(key);
+                        log.rows.insert(key.clone(), Arc::clone(row));
+                    }
+                    RowWrite::Delete { key, tombstone } => {
+                        log.rows.remove(key);
+                        log.tombstones.insert(key.clone(), *tombstone);
+                    }
+                }
+            }
+            record(log, &batch.clients);
+            Ok(())
+        })
+    }
+}
+
+fn record(log: &mut Log, clients: &[ClientRecord]) {
+    let mut seen = HashSet::new();
+    for client in clients {
+        assert!(seen.insert(client.client_id.clone()), "one record a client");
+        let actor = log
+            .clients
+            .get(client.client_id.as_str())
+            .map(|known| known.actor_id.clone());
+        let mut client = client.clone();
+        client.actor_id = actor.unwrap_or(client.actor_id);
+        log.clients.insert(client.client_id.to_string(), client);
+    }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("scripted".into())
+}
+
+#[async_trait]
+impl Store for TestStore {
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let action = self.on_read.lock().pop_front();
+        match action {
+            None | Some(OnRead::Pass) => {}
+            Some(OnRead::Unavailable) => return Err(unavailable()),
+            Some(OnRead::Block(gate)) => gate.pass().await,
+        }
+        Ok(self.with(partition, |log| Fetched {
+            max: log.max,
+            rows: needs
+                .rows
+                .iter()
+                .map(|key| {
+                    let state = match log.rows.get(key) {
+                        Some(row) => RowState::Present(Arc::clone(row)),
+                        None => RowState::Absent {
+                            tombstone: log.tombstones.get(key).copied(),
+                        },
+                    };
+                    (key.clone(), state)
+                })
+                .collect(),
+            results: needs
+                .results
+                .iter()
+                .map(|key| {
+                    let lookup = log.results.get(key);
+                    let lookup = lookup.map_or(ResultLookup::Absent, |result| {
+                        ResultLookup::Found(Arc::clone(result))
+                    });
+                    (key.clone(), lookup)
+                })
+                .collect(),
+            children: Vec::new(),
+        }))
+    }
+
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        self.tried.lock().push(batch.results.len());
+        let action = self.on_commit.lock().pop_front();
+        match action.unwrap_or(OnCommit::Pass) {
+            OnCommit::Pass => self.write(&batch),
+            OnCommit::Block(gate) => {
+                gate.pass().await;
+                self.write(&batch)
+            }
+            OnCommit::Foreign(foreign) => {
+                self.foreign_commit(&batch.partition, foreign);
+                self.write(&batch)
+            }
+            OnCommit::Touch(key) => {
+                self.touch(&batch.partition, key);
+                self.write(&batch)
+            }
+            OnCommit::Refuse(error) => Err(error),
+            OnCommit::WriteThenUnknown => {
+                self.write(&batch)?;
+                Err(CommitError::OutcomeUnknown("scripted".into()))
+            }
+            OnCommit::LoseThenUnknown => Err(CommitError::OutcomeUnknown("scripted".into())),
+            OnCommit::Panic { written } => {
+                if written {
+                    self.write(&batch)?;
+                }
+                panic!("scripted")
+            }
+        }
+    }
+
+    async fn record_clients(
+        &self,
+        partition: &PartitionId,
+        clients: Vec<ClientRecord>,
+    ) -> Result<(), StoreError> {
+        if self.on_record.lock().pop_front().is_some() {
+            return Err(unavailable());
+        }
+        self.with(partition, |log| record(log, &clients));
+        Ok(())
+    }
+
+    // Not used by partition actors.
+    async fn ensure_schema(
+        &self,
+        _: Arc<Schema>,
+        _: &[Declaration],
+        _: i64,
+    ) -> Result<SchemaOutcome, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn read_preamble(
+        &self,
+        _: &PartitionId,
+        _: &ClientId,
+        _: Touch,
+    ) -> Result<Preamble, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn read_gate(&self, _: &PartitionId) -> Result<(GateToken, LogBounds), StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn snapshot(&self, _: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn rotate_epoch(
+        &self,
+        _: &PartitionId,
+        _: LogEpoch,
+        _: i64,
+    ) -> Result<Registry, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn prune(
+        &self,
+        _: &PartitionId,
+        _: &LogEpoch,
+        _: CommitSeq,
+    ) -> Result<Pruned, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn commit_before(&self, _: &PartitionId, _: i64) -> Result<CommitSeq, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn list_clients(&self, _: &PartitionId) -> Result<Vec<ClientRecord>, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn list_partitions(&self) -> Result<Vec<PartitionId>, StoreError> {
+        Err(StoreError::Closed)
+    }
+    async fn ping(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+    async fn close(&self) {}
+}
+
+pub fn newer_schema() -> CommitError {
+    CommitError::SchemaChanged {
+        stored: SchemaVersion(9),
+    }
+}
+pub fn pending_checkpoint() -> CommitError {
+    CommitError::CheckpointPending(PendingCheckpoint {
+        partition: "p".into(),
+        name: "totals".into(),
+    })
+}
