@@ -328,6 +328,11 @@ impl PartitionHandle {
         Arc::clone(&self.current().tail)
     }
 
+    #[cfg(test)]
+    pub(crate) fn in_memory(&self) -> Arc<Partition> {
+        self.current()
+    }
+
     /// Pushes that wait for a batch.
     pub fn queued(&self) -> usize {
         self.current().inbox.queued()

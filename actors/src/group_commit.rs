@@ -281,6 +281,7 @@ impl GroupCommit {
         let requests = Arc::clone(&self.requests);
         let mut run = Deciding::new(&partition, requests, places, fetched.max);
         let mut fetched = fetched;
+        let mut asked = None;
         let (candidate, decisions) = loop {
             if run.provide(&fetched).is_err() {
                 self.lost_race();
@@ -297,10 +298,16 @@ impl GroupCommit {
                 } => break (candidate, decisions),
                 Progress::Need { deciding, needs } => {
                     run = *deciding;
+                    if asked.as_ref() == Some(&needs) {
+                        // Asking for the same again would never end.
+                        tracing::error!(partition = %partition.id, "storage left needs unanswered");
+                        return Err(PushError::internal());
+                    }
                     fetched = match self.supply(&needs).await? {
                         Some(fetched) => fetched,
                         None => return Ok(Attempt::Moved),
                     };
+                    asked = Some(needs);
                 }
                 Progress::Failed { at, error } => {
                     // The rest of the batch is decided without it.

@@ -216,3 +216,88 @@ impl Drop for PartitionActor {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../tests/actors/store.rs"]
+#[allow(dead_code, clippy::unwrap_used)]
+mod test_store;
+
+#[cfg(test)]
+mod tests {
+    use super::test_store::{Gate, OnRead, TestStore};
+    use super::*;
+    use crate::{Directory, NoObserver, Parts, PushRequest, Settings, SystemClock};
+    use tidegate_engine::hooks::Allowed;
+
+    #[derive(Message)]
+    #[rtype(result = "()")]
+    struct Die;
+
+    impl Handler<Die> for PartitionActor {
+        type Result = ();
+        fn handle(&mut self, _: Die, _: &mut Context<Self>) {
+            panic!("scripted")
+        }
+    }
+
+    fn request(id: &str) -> PushRequest {
+        PushRequest {
+            client_id: "c".into(),
+            actor_id: "alice".into(),
+            wire: ssp2::WireVersion::V2,
+            allowed: Allowed::Failed,
+            commits: vec![ssp2::PushCommit {
+                client_commit_id: id.into(),
+                operations: vec![ssp2::Operation {
+                    table: "notes".into(),
+                    row_id: "r".into(),
+                    base_version: None,
+                    kind: ssp2::OperationKind::Delete,
+                }],
+            }],
+            bind: None,
+        }
+    }
+
+    #[actix::test]
+    async fn an_actor_that_dies_is_replaced_and_loses_neither_batch_nor_queue() {
+        let store = TestStore::new();
+        let schema = r#"{"schemaVersion": 1, "tables": [{"name": "notes", "primaryKey": "id",
+            "columns": [{"name": "id", "type": "string"}], "scopes": ["id:{id}"]}]}"#;
+        let schema = tidegate_engine::schema::Schema::load(schema).unwrap();
+        let parts = Parts {
+            store: store.clone(),
+            schema: Arc::new(schema),
+            hooks: Arc::default(),
+            declared: Arc::default(),
+            clock: Arc::new(SystemClock),
+            observer: Arc::new(NoObserver),
+        };
+        let directory = Directory::start(parts, Settings::default());
+        let handle = directory.partition(&"p".into());
+        let gate = Gate::new();
+        store.next_read(OnRead::Block(gate.clone()));
+        let push = |id: &str| {
+            let (handle, request) = (handle.clone(), request(id));
+            tokio::spawn(async move { handle.push(request).await })
+        };
+        let running = push("k1");
+        gate.reached().await;
+        let queued = push("k2");
+        while handle.queued() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let partition = handle.in_memory();
+        let dead = partition.address.lock().clone().unwrap();
+        dead.do_send(Die);
+        while dead.connected() {
+            tokio::task::yield_now().await;
+        }
+        gate.open();
+        // Not allowed anything, both commits are rejected: decided all the same.
+        for answer in [running, queued] {
+            assert_eq!(answer.await.unwrap().unwrap().len(), 1);
+        }
+        assert_eq!(store.tried(), [1, 1]);
+    }
+}
