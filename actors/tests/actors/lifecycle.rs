@@ -37,17 +37,25 @@ async fn pushes_that_race_with_an_idle_stop_are_never_lost() {
         ..patient()
     };
     let world = world_with(settings, PushHooks::default());
-    let handle = world.handle();
+    let old = world.handle();
     for n in 0..300 {
         // Every other push meets a partition that is about to leave.
         if n % 2 == 0 {
             tokio::time::sleep(Duration::from_micros(1_500)).await;
         }
         let one = commit(&format!("k{n}"), vec![world.upsert("r", "t", None)]);
+        let handle = if n % 3 == 0 {
+            old.clone()
+        } else {
+            world.handle()
+        };
         let answer = handle.push(request("c1", vec![one])).await;
         assert_eq!(statuses(&answer), [Applied(n + 1)]);
     }
     assert_eq!(world.version("r"), Some(300));
+    let statistics = world.directory.statistics();
+    assert_eq!(statistics.lost_races, 0, "one owner at a time");
+    assert!(statistics.cache_misses > 1, "it did leave memory meanwhile");
 }
 
 #[actix::test]
