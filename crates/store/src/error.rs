@@ -93,6 +93,17 @@ pub enum StoreError {
     /// The partition was never registered.
     #[error("unknown partition")]
     UnknownPartition,
+    /// A declaration that cannot stand; nothing was installed.
+    #[error("the declaration of checkpoint {name} is refused: {reason}")]
+    BadDeclaration {
+        /// Checkpoint name.
+        name: String,
+        /// Why, for the operator.
+        reason: &'static str,
+    },
+    /// `ensure_schema` has not succeeded in this process yet.
+    #[error("the schema is not prepared")]
+    NotPrepared,
     /// The store was closed.
     #[error("the store is closed")]
     Closed,

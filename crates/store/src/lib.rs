@@ -3,7 +3,13 @@
 //! are an interface (docs/storage.md): a database of the reference server opens.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "contract")]
+pub mod contract;
 pub mod error;
+#[cfg(feature = "test-store")]
+pub mod memory;
+pub mod sqlite;
+pub mod stored;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,8 +33,20 @@ pub struct Preamble {
     pub gate: GateToken,
     /// Log bounds.
     pub bounds: LogBounds,
+    /// Changes at or below it may have an older row layout. A pull whose window
+    /// begins below it is answered by a reset, as below the horizon (see
+    /// [`Preamble::pull_floor`]).
+    pub layout_floor: CommitSeq,
     /// The client's record.
     pub client: Option<ClientRecord>,
+}
+
+impl Preamble {
+    /// The lowest cursor that a pull may continue from: the horizon or the layout
+    /// floor, whichever is higher.
+    pub fn pull_floor(&self) -> CommitSeq {
+        self.bounds.horizon.max(self.layout_floor)
+    }
 }
 
 /// How [`Store::read_preamble`] keeps the registry row.
@@ -117,6 +135,8 @@ pub struct RowPage {
 pub trait Snapshot: Send {
     /// Bounds in this view.
     fn bounds(&self) -> LogBounds;
+    /// Layout floor in this view (see [`Preamble::layout_floor`]).
+    fn layout_floor(&self) -> CommitSeq;
     /// A log window.
     async fn read_window(&mut self, query: WindowQuery) -> Result<Window, StoreError>;
     /// A page of rows.

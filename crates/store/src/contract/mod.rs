@@ -1,0 +1,126 @@
+//! What every backend promises, as test functions. A backend's own test file
+//! calls [`crate::contract_tests!`] with a function that makes a [`Harness`]
+//! around a new, empty database.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
+
+pub mod checkpoints;
+pub mod fixture;
+pub mod lifecycle;
+pub mod migrations;
+pub mod reads;
+pub mod stored;
+pub mod windows;
+pub mod writes;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::Store;
+
+/// Access to one database under test.
+#[async_trait]
+pub trait Harness: Send + Sync {
+    /// Opens the database: a new handle, as after a restart.
+    async fn open(&self) -> Arc<dyn Store>;
+    /// Runs statements that every SQL dialect here understands; the database's words when it refuses.
+    async fn try_sql(&self, statements: &str) -> Result<(), String>;
+    /// Runs statements that must succeed.
+    async fn sql(&self, statements: &str) {
+        self.try_sql(statements).await.unwrap();
+    }
+    /// Rows of a query, every value as text, NULL as `None`.
+    async fn query(&self, query: &str) -> Vec<Vec<Option<String>>>;
+}
+
+/// Makes one test of each contract function: `core` opens the database once,
+/// `reopen` again and again, `sql` looks into it beside the store.
+#[macro_export]
+macro_rules! contract_tests {
+    (core, $harness:path) => {
+        $crate::contract_tests!(@each $harness, writes:
+            every_column_type_is_stored_and_read_back,
+            a_lost_cas_writes_nothing,
+            two_first_commits_of_a_partition_do_not_both_stand,
+            a_batch_of_another_schema_version_is_refused,
+            a_unique_violation_fails_only_its_batch,
+            a_unique_value_may_move_within_a_batch,
+            unique_indexes_are_per_partition,
+            partitions_commit_together_and_fail_alone,
+            a_recorded_result_is_never_overwritten,
+            a_rejection_is_stored_without_a_sequence_number,
+            deletes_leave_tombstones_and_inserts_clear_them,
+            children_are_found_through_references);
+        $crate::contract_tests!(@each $harness, reads:
+            nothing_is_served_before_the_schema_is_ensured,
+            the_first_authentication_registers_a_partition,
+            a_preamble_holds_everything_a_request_needs_first,
+            a_snapshot_does_not_move,
+            many_snapshots_do_not_stop_writers);
+        $crate::contract_tests!(@each $harness, windows:
+            a_window_holds_whole_commits,
+            a_commit_larger_than_the_limit_still_fits_first,
+            a_window_matches_every_effective_key,
+            a_window_is_bounded_on_both_sides,
+            windows_agree_with_the_definition,
+            a_scan_pages_through_rows_in_byte_order,
+            a_scan_matches_every_effective_key,
+            a_row_that_changes_scope_leaves_its_old_scan);
+        $crate::contract_tests!(@each $harness, lifecycle:
+            a_prune_moves_the_horizon_up_only,
+            a_prune_for_another_epoch_is_refused,
+            a_prune_keeps_rows_and_results,
+            a_rotation_requires_the_epoch_and_forgets_clients,
+            a_client_is_never_bound_to_another_actor,
+            commits_are_found_by_time,
+            partitions_and_clients_are_listed,
+            a_closed_store_refuses_work);
+        $crate::contract_tests!(@each $harness, migrations:
+            an_appended_column_rewrites_every_row,
+            a_version_without_layout_change_keeps_the_floor,
+            a_retired_table_goes_with_all_its_rows,
+            concurrent_callers_share_one_migration);
+    };
+    (reopen, $harness:path) => {
+        $crate::contract_tests!(@each $harness, writes:
+            acknowledged_commits_survive_a_reopen);
+        $crate::contract_tests!(@each $harness, migrations:
+            a_layout_change_raises_the_layout_floor,
+            refused_changes_undo_everything,
+            an_equal_version_verifies_the_layouts,
+            a_newer_database_is_refused);
+    };
+    (sql, $harness:path) => {
+        $crate::contract_tests!(@each $harness, checkpoints:
+            the_fence_refuses_older_writers,
+            a_fence_refusal_fails_only_its_partition,
+            the_fence_refuses_other_programs,
+            a_pending_checkpoint_stops_those_who_do_not_declare_it,
+            a_pending_checkpoint_of_another_version_is_no_concern,
+            the_gate_token_lists_pending_checkpoints_of_all_partitions,
+            declarations_are_installed_with_the_migration,
+            a_fence_never_falls,
+            at_an_equal_version_nothing_is_installed,
+            an_undeclared_incomplete_checkpoint_refuses_the_schema,
+            one_bad_declaration_undoes_the_migration,
+            an_unreadable_payload_undoes_the_migration,
+            a_refused_run_is_not_remembered);
+        $crate::contract_tests!(@each $harness, stored:
+            an_unreadable_result_is_reported_and_kept,
+            a_result_recorded_by_another_program_fails_the_batch,
+            commit_rows_carry_the_writer_version,
+            blob_references_follow_their_rows,
+            scope_indexes_follow_their_rows);
+    };
+    (@each $harness:path, $module:ident: $($name:ident),*) => {
+        mod $module {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let harness = $harness();
+                    $crate::contract::$module::$name(&harness).await;
+                }
+            )*
+        }
+    };
+}

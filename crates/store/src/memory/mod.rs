@@ -1,0 +1,289 @@
+//! A store in plain memory, for tests of what uses a store: the same contract as
+//! the databases, plus [`Faults`]. It cannot fence other writers, so it refuses
+//! declarations.
+
+mod faults;
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::{Mutex, MutexGuard};
+use tidegate_engine::gate::GateToken;
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
+use tidegate_engine::schema::Schema;
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
+
+pub use faults::{CommitFault, Faults};
+
+use crate::error::{CommitError, StoreError};
+use crate::{
+    Declaration, Preamble, Pruned, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch,
+    Window, WindowQuery,
+};
+use state::{Partition, State};
+
+/// A handle of a database in memory.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    state: Arc<Mutex<State>>,
+    /// What this handle's `ensure_schema` last succeeded with.
+    running: Mutex<Option<Arc<Schema>>>,
+    closed: AtomicBool,
+    faults: Faults,
+}
+
+impl MemoryStore {
+    /// An empty database.
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Another handle of the same database, as after a restart.
+    pub fn reopen(&self) -> Arc<Self> {
+        Arc::new(Self {
+            state: Arc::clone(&self.state),
+            ..Self::default()
+        })
+    }
+
+    /// Its switches.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    fn readable(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+        if self.faults.read_fails() {
+            return Err(unavailable());
+        }
+        self.writable()
+    }
+
+    fn writable(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+        self.open()?;
+        if self.running.lock().is_none() {
+            return Err(StoreError::NotPrepared);
+        }
+        Ok(self.state.lock())
+    }
+
+    fn open(&self) -> Result<(), StoreError> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(StoreError::Closed);
+        }
+        Ok(())
+    }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::Unavailable("injected by a test".into())
+}
+
+fn gate(state: &State, partition: &Partition) -> GateToken {
+    GateToken {
+        stored_version: state
+            .schema
+            .as_ref()
+            .map_or(SchemaVersion(0), |schema| schema.version()),
+        log_epoch: partition
+            .registry
+            .as_ref()
+            .map(|(registry, _)| registry.log_epoch.clone()),
+        pending: Vec::new(),
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn ensure_schema(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        _now_ms: i64,
+    ) -> Result<SchemaOutcome, StoreError> {
+        if !declarations.is_empty() {
+            return Err(StoreError::CheckpointUnsupported);
+        }
+        self.open()?;
+        let outcome = self.state.lock().ensure_schema(Arc::clone(&schema))?;
+        *self.running.lock() = Some(schema);
+        Ok(outcome)
+    }
+
+    async fn read_preamble(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+    ) -> Result<Preamble, StoreError> {
+        let mut state = self.readable()?;
+        let entry = state.partition_mut(partition);
+        let (registry, at) = entry.registry.get_or_insert_with(|| {
+            let registry = Registry {
+                log_epoch: touch.new_epoch,
+                epoch_required: false,
+            };
+            (registry, touch.now_ms)
+        });
+        if touch.now_ms.saturating_sub(*at) > touch.refresh_after_ms {
+            *at = touch.now_ms;
+        }
+        let registry = registry.clone();
+        let found = state.partition(partition);
+        Ok(Preamble {
+            registry,
+            gate: gate(&state, &found),
+            bounds: found.bounds(),
+            layout_floor: found.layout_floor,
+            client: found.clients.get(client).cloned(),
+        })
+    }
+
+    async fn read_gate(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<(GateToken, LogBounds), StoreError> {
+        let state = self.readable()?;
+        let found = state.partition(partition);
+        Ok((gate(&state, &found), found.bounds()))
+    }
+
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError> {
+        Ok(self.readable()?.partition(partition).needs(needs))
+    }
+
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        self.faults.pass().await;
+        let fault = self.faults.next_commit();
+        match &fault {
+            Some(CommitFault::LoseCas) => return Err(CommitError::SequenceMoved),
+            Some(CommitFault::Constraint(key)) => {
+                return Err(CommitError::Constraint { key: key.clone() });
+            }
+            Some(CommitFault::FenceRejected) => return Err(CommitError::FenceRejected),
+            Some(CommitFault::Unavailable) => return Err(unavailable().into()),
+            Some(CommitFault::OutcomeUnknown { written: false }) => {
+                return Err(CommitError::OutcomeUnknown("injected by a test".into()));
+            }
+            Some(CommitFault::OutcomeUnknown { written: true }) | None => {}
+        }
+        let mut state = self.writable()?;
+        let schema = state.schema.clone().ok_or(StoreError::NotPrepared)?;
+        if schema.version() != batch.writer_version {
+            return Err(CommitError::SchemaChanged {
+                stored: schema.version(),
+            });
+        }
+        state
+            .partition_mut(&batch.partition)
+            .apply(&schema, &batch)?;
+        match fault {
+            Some(_) => Err(CommitError::OutcomeUnknown("injected by a test".into())),
+            None => Ok(()),
+        }
+    }
+
+    async fn record_clients(
+        &self,
+        partition: &PartitionId,
+        clients: Vec<ClientRecord>,
+    ) -> Result<(), StoreError> {
+        let mut state = self.writable()?;
+        state.partition_mut(partition).record_clients(&clients);
+        Ok(())
+    }
+
+    async fn snapshot(&self, partition: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError> {
+        Ok(Box::new(MemorySnapshot(
+            self.readable()?.partition(partition),
+        )))
+    }
+
+    async fn rotate_epoch(
+        &self,
+        partition: &PartitionId,
+        epoch: LogEpoch,
+        now_ms: i64,
+    ) -> Result<Registry, StoreError> {
+        let mut state = self.writable()?;
+        let partition = state.partition_mut(partition);
+        let registry = Registry {
+            log_epoch: epoch,
+            epoch_required: true,
+        };
+        partition.registry = Some((registry.clone(), now_ms));
+        partition.clients.clear();
+        Ok(registry)
+    }
+
+    async fn prune(
+        &self,
+        partition: &PartitionId,
+        epoch: &LogEpoch,
+        through: CommitSeq,
+    ) -> Result<Pruned, StoreError> {
+        let mut state = self.writable()?;
+        state.partition_mut(partition).prune(epoch, through)
+    }
+
+    async fn commit_before(
+        &self,
+        partition: &PartitionId,
+        created_before_ms: i64,
+    ) -> Result<CommitSeq, StoreError> {
+        let state = self.readable()?;
+        Ok(state.partition(partition).commit_before(created_before_ms))
+    }
+
+    async fn list_clients(&self, partition: &PartitionId) -> Result<Vec<ClientRecord>, StoreError> {
+        let found = self.readable()?.partition(partition);
+        Ok(found.clients.values().cloned().collect())
+    }
+
+    async fn list_partitions(&self) -> Result<Vec<PartitionId>, StoreError> {
+        let state = self.readable()?;
+        let registered = state
+            .partitions
+            .iter()
+            .filter(|(_, partition)| partition.registry.is_some());
+        Ok(registered.map(|(id, _)| id.clone()).collect())
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.open()?;
+        if self.faults.read_fails() {
+            return Err(unavailable());
+        }
+        Ok(())
+    }
+
+    async fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+}
+
+struct MemorySnapshot(Arc<Partition>);
+
+#[async_trait]
+impl Snapshot for MemorySnapshot {
+    fn bounds(&self) -> LogBounds {
+        self.0.bounds()
+    }
+
+    fn layout_floor(&self) -> CommitSeq {
+        self.0.layout_floor
+    }
+
+    async fn read_window(&mut self, query: WindowQuery) -> Result<Window, StoreError> {
+        Ok(self.0.window(&query))
+    }
+
+    async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError> {
+        Ok(self.0.scan(&query))
+    }
+}

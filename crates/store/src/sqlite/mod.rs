@@ -1,0 +1,390 @@
+//! The SQLite backend: one writer thread with group commit, a few reader
+//! threads, WAL. No method blocks the caller's thread.
+
+mod catalog;
+mod commit;
+mod core_schema;
+mod failure;
+mod maintain;
+mod merge;
+mod migrate;
+mod options;
+mod plan;
+#[cfg(test)]
+mod query_plans;
+mod read;
+mod readers;
+mod window;
+mod writer;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::RwLock;
+use tidegate_engine::gate::GateToken;
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
+use tidegate_engine::schema::Schema;
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
+
+pub use options::{Location, SqliteOptions, Synchronous};
+
+use crate::error::{CommitError, StoreError};
+use crate::{
+    Declaration, Preamble, Pruned, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch,
+    Window, WindowQuery,
+};
+use options::{STATEMENT_CACHE, Scratch};
+use plan::Plan;
+use read::View;
+use readers::{Lease, Opener, Readers};
+use writer::{Lost, Writer};
+
+/// What the last successful `ensure_schema` ran with.
+struct Ensured {
+    plan: Arc<Plan>,
+    declarations: BTreeSet<Declaration>,
+}
+
+/// A database file behind [`Store`].
+pub struct SqliteStore {
+    writer: Arc<Writer>,
+    readers: Arc<Readers>,
+    plan: RwLock<Option<Arc<Plan>>>,
+    /// Held during a run, so that concurrent callers share it.
+    ensured: tokio::sync::Mutex<Option<Ensured>>,
+    /// Outlives every connection of a database in memory.
+    _scratch: Option<Arc<Scratch>>,
+}
+
+impl std::fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SqliteStore").finish_non_exhaustive()
+    }
+}
+
+impl SqliteStore {
+    /// Opens (or creates) a database and starts its threads. Blocks on file
+    /// access: call it at start, or off the reactor.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] when the file cannot be opened.
+    pub fn open(options: SqliteOptions) -> Result<Arc<Self>, StoreError> {
+        let (path, scratch) = match &options.location {
+            Location::File(path) => (path.clone(), None),
+            Location::Memory => {
+                let scratch = Scratch::create()?;
+                (scratch.database(), Some(scratch))
+            }
+        };
+        let connection = options::open_writer(&path, &options)?;
+        let writer = Writer::start(connection, options.queue_depth, options.max_commits_per_tx)?;
+        let opener = Opener {
+            path,
+            busy_timeout: options.busy_timeout,
+            statement_cache: STATEMENT_CACHE,
+        };
+        let readers = Readers::start(opener, options.reader_threads, options.max_snapshots)?;
+        Ok(Arc::new(Self {
+            writer: Arc::new(writer),
+            readers: Arc::new(readers),
+            plan: RwLock::new(None),
+            ensured: tokio::sync::Mutex::new(None),
+            _scratch: scratch,
+        }))
+    }
+
+    fn plan(&self) -> Result<Arc<Plan>, StoreError> {
+        self.plan.read().clone().ok_or(StoreError::NotPrepared)
+    }
+
+    /// A write that is one job of a shared transaction.
+    async fn write<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&rusqlite::Connection) -> Result<T, StoreError> + Send + 'static,
+    {
+        self.writer.run(0, work).await?
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn ensure_schema(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        now_ms: i64,
+    ) -> Result<SchemaOutcome, StoreError> {
+        let mut ensured = self.ensured.lock().await;
+        let listed: BTreeSet<Declaration> = declarations.iter().cloned().collect();
+        if let Some(done) = &*ensured
+            && done.plan.version() == schema.version()
+            && done.declarations == listed
+            && done.plan.schema.layouts_json() == schema.layouts_json()
+        {
+            return Ok(SchemaOutcome::Verified);
+        }
+        let plan = Arc::new(Plan::new(schema));
+        let (running, list) = (Arc::clone(&plan), declarations.to_vec());
+        let outcome = self
+            .writer
+            .run_alone(move |connection| migrate::ensure(connection, &running, &list, now_ms))
+            .await?;
+        *self.plan.write() = Some(Arc::clone(&plan));
+        *ensured = Some(Ensured {
+            plan,
+            declarations: listed,
+        });
+        Ok(outcome)
+    }
+
+    async fn read_preamble(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+    ) -> Result<Preamble, StoreError> {
+        let running = self.plan()?.version();
+        let read = || {
+            let (partition, client) = (partition.clone(), client.clone());
+            self.readers.run(move |connection| {
+                read::preamble(
+                    connection,
+                    running,
+                    partition.as_str(),
+                    Some(client.as_str()),
+                )
+            })
+        };
+        let found = read().await?;
+        let fresh = match &found.registry {
+            Some((_, at)) => touch.now_ms.saturating_sub(*at) <= touch.refresh_after_ms,
+            None => false,
+        };
+        let known = found.registry.is_some();
+        if fresh {
+            return found.registered().ok_or(StoreError::UnknownPartition);
+        }
+        let name = partition.clone();
+        let write = move |connection: &rusqlite::Connection| {
+            maintain::touch(connection, name.as_str(), &touch)
+        };
+        if known {
+            // Nobody's answer depends on the refreshed time: the request does not wait for it.
+            self.writer.offer(write);
+            return found.registered().ok_or(StoreError::UnknownPartition);
+        }
+        self.write(write).await?;
+        let found = read().await?;
+        found.registered().ok_or(StoreError::UnknownPartition)
+    }
+
+    async fn read_gate(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<(GateToken, LogBounds), StoreError> {
+        let running = self.plan()?.version();
+        let partition = partition.clone();
+        self.readers
+            .run(move |connection| {
+                let found = read::preamble(connection, running, partition.as_str(), None)?;
+                Ok((found.gate, found.view.bounds))
+            })
+            .await
+    }
+
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError> {
+        let plan = self.plan()?;
+        let (partition, needs) = (partition.clone(), needs.clone());
+        self.readers
+            .run(move |connection| {
+                readers::in_one_view(connection, |connection| {
+                    read::needs(connection, &plan, partition.as_str(), &needs)
+                })
+            })
+            .await
+    }
+
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        let plan = self.plan()?;
+        let weight = batch.commits.len().max(1);
+        let written = self
+            .writer
+            .run(weight, move |connection| {
+                commit::write_batch(connection, &plan, &batch)
+            })
+            .await;
+        match written {
+            Ok(result) => result,
+            Err(Lost::NotQueued) => Err(StoreError::Closed.into()),
+            Err(Lost::InFlight) => Err(CommitError::OutcomeUnknown(
+                "the writer stopped with the batch in hand".into(),
+            )),
+        }
+    }
+
+    async fn record_clients(
+        &self,
+        partition: &PartitionId,
+        clients: Vec<ClientRecord>,
+    ) -> Result<(), StoreError> {
+        let partition = partition.clone();
+        self.write(move |connection| {
+            commit::record_clients(connection, partition.as_str(), &clients)
+        })
+        .await
+    }
+
+    async fn snapshot(&self, partition: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError> {
+        let plan = self.plan()?;
+        let name = partition.clone();
+        let (lease, view) = self
+            .readers
+            .lease(move |connection| read::bounds(connection, name.as_str()))
+            .await?;
+        Ok(Box::new(SqliteSnapshot {
+            lease: Some(lease),
+            readers: Arc::clone(&self.readers),
+            plan,
+            partition: partition.clone(),
+            view,
+        }))
+    }
+
+    async fn rotate_epoch(
+        &self,
+        partition: &PartitionId,
+        epoch: LogEpoch,
+        now_ms: i64,
+    ) -> Result<Registry, StoreError> {
+        let partition = partition.clone();
+        self.write(move |connection| {
+            maintain::rotate_epoch(connection, partition.as_str(), &epoch, now_ms)
+        })
+        .await
+    }
+
+    async fn prune(
+        &self,
+        partition: &PartitionId,
+        epoch: &LogEpoch,
+        through: CommitSeq,
+    ) -> Result<Pruned, StoreError> {
+        let (partition, epoch) = (partition.clone(), epoch.clone());
+        self.write(move |connection| {
+            maintain::prune(connection, partition.as_str(), &epoch, through)
+        })
+        .await
+    }
+
+    async fn commit_before(
+        &self,
+        partition: &PartitionId,
+        created_before_ms: i64,
+    ) -> Result<CommitSeq, StoreError> {
+        let partition = partition.clone();
+        self.readers
+            .run(move |connection| {
+                maintain::commit_before(connection, partition.as_str(), created_before_ms)
+            })
+            .await
+    }
+
+    async fn list_clients(&self, partition: &PartitionId) -> Result<Vec<ClientRecord>, StoreError> {
+        let partition = partition.clone();
+        self.readers
+            .run(move |connection| maintain::list_clients(connection, partition.as_str()))
+            .await
+    }
+
+    async fn list_partitions(&self) -> Result<Vec<PartitionId>, StoreError> {
+        self.readers.run(maintain::list_partitions).await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        self.readers
+            .run(|connection| {
+                connection
+                    .prepare_cached("PRAGMA schema_version")
+                    .and_then(|mut statement| statement.query_row([], |_| Ok(())))
+                    .map_err(failure::during("pinging the database"))
+            })
+            .await
+    }
+
+    async fn close(&self) {
+        self.writer.stop().await;
+        self.readers.stop();
+        let (writer, readers) = (Arc::clone(&self.writer), Arc::clone(&self.readers));
+        let joined = tokio::task::spawn_blocking(move || {
+            writer.join();
+            readers.join();
+        });
+        let _ = joined.await;
+    }
+}
+
+struct SqliteSnapshot {
+    /// `None` after a step whose caller stopped waiting.
+    lease: Option<Lease>,
+    readers: Arc<Readers>,
+    plan: Arc<Plan>,
+    partition: PartitionId,
+    view: View,
+}
+
+impl SqliteSnapshot {
+    async fn step<T, F>(&mut self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&rusqlite::Connection, &Plan, &str) -> Result<T, StoreError> + Send + 'static,
+    {
+        let lease = self.lease.take().ok_or(StoreError::Closed)?;
+        let (plan, partition) = (Arc::clone(&self.plan), self.partition.clone());
+        let (lease, result) = self
+            .readers
+            .run_leased(lease, move |connection| {
+                work(connection, &plan, partition.as_str())
+            })
+            .await?;
+        self.lease = Some(lease);
+        result
+    }
+}
+
+#[async_trait]
+impl Snapshot for SqliteSnapshot {
+    fn bounds(&self) -> LogBounds {
+        self.view.bounds
+    }
+
+    fn layout_floor(&self) -> CommitSeq {
+        self.view.layout_floor
+    }
+
+    async fn read_window(&mut self, query: WindowQuery) -> Result<Window, StoreError> {
+        self.step(move |connection, plan, partition| {
+            window::read_window(connection, plan, partition, &query)
+        })
+        .await
+    }
+
+    async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError> {
+        self.step(move |connection, plan, partition| {
+            window::scan_rows(connection, plan, partition, &query)
+        })
+        .await
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        // Reader threads end after what is queued; the writer's when its queue is gone.
+        self.readers.stop();
+    }
+}

@@ -1,0 +1,411 @@
+//! The short reads: the preamble of a request, the gate and what a batch needs.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rusqlite::types::Value as SqlValue;
+use rusqlite::{Connection, OptionalExtension, Row, params};
+use ssp2::ColumnType;
+use tidegate_engine::gate::{GateToken, PendingCheckpoint};
+use tidegate_engine::keys::render_key;
+use tidegate_engine::model::{
+    ChildrenKey, ClientRecord, Fetched, LogBounds, Needs, Registry, ResultKey, ResultLookup,
+    RowKey, RowState, StoredRow,
+};
+use tidegate_engine::push::decode_push_result;
+use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, SchemaVersion};
+
+use super::failure::during;
+use super::plan::{Children, Plan};
+use crate::Preamble;
+use crate::error::StoreError;
+use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
+
+/// The published schema version, NULL when there is none.
+pub(super) const STORED_VERSION: &str =
+    "SELECT (SELECT schema_version FROM sync_schema_meta WHERE id=1)";
+/// Incomplete checkpoints at a version, through the partial index.
+pub(super) const PENDING: &str = "SELECT partition, name FROM sync_backfill_checkpoints
+ WHERE schema_version=?1 AND state <> 'activated'";
+/// Log bounds and layout floor of a partition.
+pub(super) const BOUNDS: &str = "SELECT p.max_commit_seq, p.horizon_seq,
+ (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=?1)
+ FROM (SELECT 1) LEFT JOIN sync_partitions AS p ON p.partition=?1";
+/// One statement, so one view without a transaction around it.
+pub(super) const PREAMBLE: &str = "SELECT p.max_commit_seq, p.horizon_seq,
+ (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=?1),
+ (SELECT schema_version FROM sync_schema_meta WHERE id=1),
+ (SELECT json_group_array(json_array(partition, name)) FROM sync_backfill_checkpoints
+  WHERE schema_version=?2 AND state <> 'activated'),
+ r.log_epoch, r.epoch_required, r.last_authenticated_at_ms,
+ c.client_id, c.actor_id, c.wire_version, c.cursor, c.subscriptions, c.updated_at_ms
+ FROM (SELECT 1) LEFT JOIN sync_partitions AS p ON p.partition=?1
+ LEFT JOIN sync_partition_registry AS r ON r.partition=?1
+ LEFT JOIN sync_clients AS c ON c.partition=?1 AND c.client_id=?3";
+pub(super) const PUSH_RESULT: &str = "SELECT result FROM sync_push_results
+ WHERE partition=?1 AND client_id=?2 AND client_commit_id=?3";
+pub(super) const TOMBSTONE: &str =
+    "SELECT commit_seq FROM sync_tombstones WHERE partition=?1 AND tbl=?2 AND row_id=?3";
+pub(super) const HEAD: &str = "SELECT max_commit_seq FROM sync_partitions WHERE partition=?1";
+
+/// Bounds and layout floor of a view.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct View {
+    pub(super) bounds: LogBounds,
+    pub(super) layout_floor: CommitSeq,
+}
+
+fn view(row: &Row<'_>) -> rusqlite::Result<View> {
+    let seq = |at| -> rusqlite::Result<CommitSeq> {
+        Ok(CommitSeq(row.get::<_, Option<i64>>(at)?.unwrap_or(0)))
+    };
+    Ok(View {
+        bounds: LogBounds {
+            max: seq(0)?,
+            horizon: seq(1)?,
+        },
+        layout_floor: seq(2)?,
+    })
+}
+
+/// Reads the bounds: the first statement of a snapshot.
+pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, StoreError> {
+    connection
+        .prepare_cached(BOUNDS)
+        .and_then(|mut statement| statement.query_row([partition], view))
+        .map_err(during("reading log bounds"))
+}
+
+/// What [`preamble`] found; the registry row may not exist yet.
+pub(super) struct Found {
+    pub(super) view: View,
+    pub(super) gate: GateToken,
+    pub(super) registry: Option<(Registry, i64)>,
+    pub(super) client: Option<ClientRecord>,
+}
+
+impl Found {
+    /// The preamble, once the partition is registered.
+    pub(super) fn registered(self) -> Option<Preamble> {
+        let (registry, _) = self.registry?;
+        Some(Preamble {
+            registry,
+            gate: self.gate,
+            bounds: self.view.bounds,
+            layout_floor: self.view.layout_floor,
+            client: self.client,
+        })
+    }
+}
+
+/// Everything a request must know first. `client` is `None` for the gate alone.
+pub(super) fn preamble(
+    connection: &Connection,
+    running: SchemaVersion,
+    partition: &str,
+    client: Option<&str>,
+) -> Result<Found, StoreError> {
+    let context = "reading a preamble";
+    let (found, pending) = connection
+        .prepare_cached(PREAMBLE)
+        .and_then(|mut statement| {
+            statement.query_row(params![partition, running.0, client], |row| {
+                let pending: String = row.get(4)?;
+                let log_epoch: Option<String> = row.get(5)?;
+                let registry = match &log_epoch {
+                    Some(epoch) => {
+                        let registry = Registry {
+                            log_epoch: LogEpoch::from(epoch.as_str()),
+                            epoch_required: row.get(6)?,
+                        };
+                        Some((registry, row.get(7)?))
+                    }
+                    None => None,
+                };
+                let client = match row.get_ref(8)? {
+                    rusqlite::types::ValueRef::Null => None,
+                    _ => Some(client_record(row, 8)?),
+                };
+                let found = Found {
+                    view: view(row)?,
+                    gate: GateToken {
+                        stored_version: SchemaVersion(row.get::<_, Option<i32>>(3)?.unwrap_or(0)),
+                        log_epoch: log_epoch.map(LogEpoch::from),
+                        pending: Vec::new(),
+                    },
+                    registry,
+                    client,
+                };
+                Ok((found, pending))
+            })
+        })
+        .map_err(during(context))?;
+    let mut found = found;
+    if pending != "[]" {
+        found.gate.pending = decode_pending(&pending)?;
+    }
+    Ok(found)
+}
+
+fn decode_pending(json: &str) -> Result<Vec<PendingCheckpoint>, StoreError> {
+    let pairs: Vec<(String, String)> =
+        serde_json::from_str(json).map_err(|_| StoreError::Corrupt {
+            what: "the list of pending checkpoints",
+        })?;
+    let mut pending: Vec<PendingCheckpoint> = pairs
+        .into_iter()
+        .map(|(partition, name)| PendingCheckpoint { partition, name })
+        .collect();
+    pending.sort();
+    Ok(pending)
+}
+
+/// Columns `client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms` from `at` on.
+pub(super) fn client_record(row: &Row<'_>, at: usize) -> rusqlite::Result<ClientRecord> {
+    let text: String = row.get(at + 4)?;
+    let subscriptions = decode_subscriptions(&text).unwrap_or_else(|| {
+        tracing::warn!("the stored subscriptions of a client are unreadable");
+        Vec::new()
+    });
+    Ok(ClientRecord {
+        client_id: ClientId::from(row.get::<_, String>(at)?),
+        actor_id: ActorId::from(row.get::<_, String>(at + 1)?),
+        wire_version: wire_version(row.get(at + 2)?),
+        cursor: row.get(at + 3)?,
+        subscriptions,
+        updated_at_ms: row.get(at + 5)?,
+    })
+}
+
+/// Columns `server_version, scopes, payload, column_versions` from `at` on.
+pub(super) fn stored_row(row: &Row<'_>, at: usize) -> Result<StoredRow, StoreError> {
+    let context = "reading a row";
+    let text = row
+        .get_ref(at + 1)
+        .and_then(|value| Ok(value.as_str()?))
+        .map_err(during(context))?;
+    let scopes = decode_scopes(text)?;
+    let payload = row
+        .get_ref(at + 2)
+        .and_then(|value| Ok(value.as_blob()?))
+        .map_err(during(context))?;
+    let column_versions = row
+        .get_ref(at + 3)
+        .and_then(|value| Ok(value.as_blob_or_null()?))
+        .map_err(during(context))?;
+    Ok(StoredRow {
+        server_version: row.get(at).map_err(during(context))?,
+        scopes,
+        payload: Bytes::copy_from_slice(payload),
+        column_versions: column_versions.map(Bytes::copy_from_slice),
+    })
+}
+
+/// Reads everything a batch asked for. The caller wraps this in one view, whose
+/// first statement is the head: no row can be newer than it.
+pub(super) fn needs(
+    connection: &Connection,
+    plan: &Plan,
+    partition: &str,
+    needs: &Needs,
+) -> Result<Fetched, StoreError> {
+    let max = connection
+        .prepare_cached(HEAD)
+        .and_then(|mut statement| {
+            statement
+                .query_row([partition], |row| row.get(0))
+                .optional()
+        })
+        .map_err(during("reading the head of a log"))?;
+    let mut fetched = Fetched {
+        max: CommitSeq(max.unwrap_or(0)),
+        rows: Vec::with_capacity(needs.rows.len()),
+        results: Vec::with_capacity(needs.results.len()),
+        children: Vec::with_capacity(needs.children.len()),
+    };
+    for key in &needs.rows {
+        let state = row_state(connection, plan, partition, key)?;
+        fetched.rows.push((key.clone(), state));
+    }
+    for key in &needs.results {
+        let found = push_result(connection, partition, key)?;
+        fetched.results.push((key.clone(), found));
+    }
+    for key in &needs.children {
+        let found = children(connection, plan, partition, key)?;
+        fetched.children.push((key.clone(), found));
+    }
+    Ok(fetched)
+}
+
+/// A row by key.
+pub(super) fn row(
+    connection: &Connection,
+    plan: &Plan,
+    partition: &str,
+    key: &RowKey,
+) -> Result<Option<StoredRow>, StoreError> {
+    let context = "reading a row";
+    let (_, sql) = plan.table(key.table);
+    let mut statement = connection
+        .prepare_cached(&sql.select)
+        .map_err(during(context))?;
+    let mut rows = statement
+        .query([partition, &*key.row_id])
+        .map_err(during(context))?;
+    match rows.next().map_err(during(context))? {
+        Some(row) => stored_row(row, 0).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn row_state(
+    connection: &Connection,
+    plan: &Plan,
+    partition: &str,
+    key: &RowKey,
+) -> Result<RowState, StoreError> {
+    if let Some(row) = row(connection, plan, partition, key)? {
+        return Ok(RowState::Present(Arc::new(row)));
+    }
+    let (table, _) = plan.table(key.table);
+    let tombstone = connection
+        .prepare_cached(TOMBSTONE)
+        .and_then(|mut statement| {
+            statement
+                .query_row([partition, &table.name, &*key.row_id], |row| row.get(0))
+                .optional()
+        })
+        .map_err(during("reading a tombstone"))?;
+    Ok(RowState::Absent {
+        tombstone: tombstone.map(CommitSeq),
+    })
+}
+
+fn push_result(
+    connection: &Connection,
+    partition: &str,
+    key: &ResultKey,
+) -> Result<ResultLookup, StoreError> {
+    let context = "reading a push result";
+    let mut statement = connection
+        .prepare_cached(PUSH_RESULT)
+        .map_err(during(context))?;
+    let mut rows = statement
+        .query([partition, key.client_id.as_str(), &*key.client_commit_id])
+        .map_err(during(context))?;
+    let Some(row) = rows.next().map_err(during(context))? else {
+        return Ok(ResultLookup::Absent);
+    };
+    let text = row.get_ref(0).map_err(during(context))?;
+    let result = text.as_str().ok().and_then(decode_push_result);
+    Ok(result.map_or(ResultLookup::Unreadable, |result| {
+        ResultLookup::Found(Arc::new(result))
+    }))
+}
+
+type Rows = Vec<(RowKey, Arc<StoredRow>)>;
+
+fn children(
+    connection: &Connection,
+    plan: &Plan,
+    partition: &str,
+    key: &ChildrenKey,
+) -> Result<Rows, StoreError> {
+    let parent = &*key.parent_row;
+    match plan.children(key) {
+        None => Ok(Vec::new()),
+        Some(Children::PrimaryKey) => {
+            let key = RowKey {
+                table: key.child,
+                row_id: Arc::clone(&key.parent_row),
+            };
+            let found = row(connection, plan, partition, &key)?;
+            Ok(found.map(|row| (key, Arc::new(row))).into_iter().collect())
+        }
+        Some(Children::Column { sql, ty }) => match key_value(*ty, parent) {
+            Some(value) => child_rows(connection, key, sql, params![partition, value, key.limit]),
+            None => Ok(Vec::new()),
+        },
+        Some(Children::Scope { sql, variable }) => {
+            let table = &plan.table(key.child).0.name;
+            let parameters = params![partition, table, variable, parent, key.limit];
+            child_rows(connection, key, sql, parameters)
+        }
+        Some(Children::Payload { sql }) => payload_children(connection, plan, partition, key, sql),
+    }
+}
+
+/// The SQL value of a rendered key; `None` when no value of that type renders so.
+fn key_value(ty: ColumnType, rendered: &str) -> Option<SqlValue> {
+    match ty {
+        ColumnType::Integer => {
+            let number: i64 = rendered.parse().ok()?;
+            (number.to_string() == rendered).then_some(SqlValue::Integer(number))
+        }
+        ColumnType::Boolean => match rendered {
+            "true" => Some(SqlValue::Integer(1)),
+            "false" => Some(SqlValue::Integer(0)),
+            _ => None,
+        },
+        _ => Some(SqlValue::Text(rendered.to_owned())),
+    }
+}
+
+fn child_rows(
+    connection: &Connection,
+    key: &ChildrenKey,
+    sql: &str,
+    parameters: impl rusqlite::Params,
+) -> Result<Rows, StoreError> {
+    let context = "reading child rows";
+    let mut statement = connection.prepare_cached(sql).map_err(during(context))?;
+    let mut rows = statement.query(parameters).map_err(during(context))?;
+    let mut found = Vec::new();
+    while let Some(row) = rows.next().map_err(during(context))? {
+        found.push(child_row(row, key)?);
+    }
+    Ok(found)
+}
+
+fn child_row(row: &Row<'_>, key: &ChildrenKey) -> Result<(RowKey, Arc<StoredRow>), StoreError> {
+    let row_id: String = row.get(0).map_err(during("reading child rows"))?;
+    let key = RowKey {
+        table: key.child,
+        row_id: row_id.into(),
+    };
+    Ok((key, Arc::new(stored_row(row, 1)?)))
+}
+
+fn payload_children(
+    connection: &Connection,
+    plan: &Plan,
+    partition: &str,
+    key: &ChildrenKey,
+    sql: &str,
+) -> Result<Rows, StoreError> {
+    let context = "reading child rows";
+    let (table, _) = plan.table(key.child);
+    let mut statement = connection.prepare_cached(sql).map_err(during(context))?;
+    let mut rows = statement.query([partition]).map_err(during(context))?;
+    let limit = usize::try_from(key.limit).unwrap_or(usize::MAX);
+    let mut found = Vec::new();
+    while found.len() < limit
+        && let Some(row) = rows.next().map_err(during(context))?
+    {
+        let (child, stored) = child_row(row, key)?;
+        let values = ssp2::row::decode_row(&table.columns, &stored.payload).map_err(|_| {
+            StoreError::Corrupt {
+                what: "the payload of a row",
+            }
+        })?;
+        let points_here = values
+            .get(usize::from(key.column))
+            .and_then(render_key)
+            .is_some_and(|rendered| rendered == *key.parent_row);
+        if points_here {
+            found.push((child, stored));
+        }
+    }
+    Ok(found)
+}

@@ -1,0 +1,145 @@
+//! The store contract on SQLite files, on SQLite in memory and on the test store.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+use rusqlite::types::ValueRef;
+use tidegate_store::Store;
+use tidegate_store::contract::Harness;
+use tidegate_store::memory::MemoryStore;
+use tidegate_store::sqlite::{SqliteOptions, SqliteStore};
+
+struct File(PathBuf);
+
+impl File {
+    fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "contract-{}-{}",
+            std::process::id(),
+            COUNTER.fetch_add(1, Ordering::Relaxed)
+        );
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        Self(directory)
+    }
+
+    fn connect(&self) -> Connection {
+        let connection = Connection::open(self.0.join("data.sqlite")).unwrap();
+        connection
+            .busy_timeout(std::time::Duration::from_secs(5))
+            .unwrap();
+        connection
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[async_trait]
+impl Harness for File {
+    async fn open(&self) -> Arc<dyn Store> {
+        SqliteStore::open(SqliteOptions::file(self.0.join("data.sqlite"))).unwrap()
+    }
+
+    async fn try_sql(&self, statements: &str) -> Result<(), String> {
+        let connection = self.connect();
+        connection
+            .execute_batch(statements)
+            .map_err(|error| error.to_string())
+    }
+
+    async fn query(&self, query: &str) -> Vec<Vec<Option<String>>> {
+        let connection = self.connect();
+        let mut statement = connection.prepare(query).unwrap();
+        let columns = statement.column_count();
+        let rows = statement.query_map([], |row| {
+            (0..columns)
+                .map(|at| {
+                    Ok(match row.get_ref(at)? {
+                        ValueRef::Null => None,
+                        ValueRef::Integer(number) => Some(number.to_string()),
+                        ValueRef::Real(number) => Some(number.to_string()),
+                        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => {
+                            Some(String::from_utf8_lossy(bytes).into_owned())
+                        }
+                    })
+                })
+                .collect()
+        });
+        rows.unwrap().map(Result::unwrap).collect()
+    }
+}
+
+/// A SQLite database in memory: one handle, gone with it.
+struct Memory;
+
+#[async_trait]
+impl Harness for Memory {
+    async fn open(&self) -> Arc<dyn Store> {
+        SqliteStore::open(SqliteOptions::memory()).unwrap()
+    }
+    async fn try_sql(&self, _statements: &str) -> Result<(), String> {
+        Err("no SQL access".into())
+    }
+    async fn query(&self, _query: &str) -> Vec<Vec<Option<String>>> {
+        Vec::new()
+    }
+}
+
+/// The test store; every handle looks at the same content.
+struct Test(Arc<MemoryStore>);
+
+#[async_trait]
+impl Harness for Test {
+    async fn open(&self) -> Arc<dyn Store> {
+        self.0.reopen()
+    }
+    async fn try_sql(&self, _statements: &str) -> Result<(), String> {
+        Err("no SQL access".into())
+    }
+    async fn query(&self, _query: &str) -> Vec<Vec<Option<String>>> {
+        Vec::new()
+    }
+}
+
+fn memory() -> Memory {
+    Memory
+}
+
+fn test_store() -> Test {
+    Test(MemoryStore::new())
+}
+
+mod file {
+    mod core {
+        tidegate_store::contract_tests!(core, crate::File::new);
+    }
+    mod reopen {
+        tidegate_store::contract_tests!(reopen, crate::File::new);
+    }
+    mod sql {
+        tidegate_store::contract_tests!(sql, crate::File::new);
+    }
+}
+
+mod in_memory {
+    tidegate_store::contract_tests!(core, crate::memory);
+}
+
+mod test_store_of_actors {
+    mod core {
+        tidegate_store::contract_tests!(core, crate::test_store);
+    }
+    mod reopen {
+        tidegate_store::contract_tests!(reopen, crate::test_store);
+    }
+}
