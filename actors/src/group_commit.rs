@@ -254,7 +254,9 @@ impl GroupCommit {
                         }
                     }
                 }
-                Err(CommitError::Constraint { key }) => return Ok(Part::Violated(key)),
+                Err(CommitError::Constraint { key }) if violation.is_none() => {
+                    return Ok(Part::Violated(key));
+                }
                 Err(refusal) => {
                     self.distrust();
                     return Err(self.refusal(refusal));

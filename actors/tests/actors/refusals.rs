@@ -84,6 +84,19 @@ async fn only_the_commits_that_violate_a_constraint_are_rejected() {
 }
 
 #[actix::test]
+async fn a_store_that_refuses_the_rejection_too_is_an_error_not_an_endless_loop() {
+    let world = world();
+    for _ in 0..2 {
+        let violated = CommitError::Constraint { key: None };
+        world.store.next_commit(OnCommit::Refuse(violated));
+    }
+    let one = vec![commit("k", vec![world.upsert("r", "t", None)])];
+    let error = world.push(one.clone()).await.unwrap_err();
+    assert_eq!(error.error.code, ErrorCode::InternalError);
+    assert_eq!(statuses(&world.push(one).await), [Applied(1)]);
+}
+
+#[actix::test]
 async fn a_commit_that_builds_on_a_violating_one_is_decided_without_it() {
     let world = world();
     world.store.violate("bad");
