@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ssp2::{ErrorCode, OperationKind, Value};
+use ssp2::{ErrorCode, OperationKind, OperationOutcome, Value};
 use tidegate_engine::hooks::MergeCrdt;
 use tidegate_engine::push::PushHooks;
 
@@ -300,6 +300,18 @@ fn v1_v2_any_base_but_the_server_version_conflicts() {
         w.applied(push("c1", wire, vec![based(op, 7)]));
         assert_eq!(w.row("tasks", "t1").unwrap().version, 8);
     }
+}
+
+#[test]
+fn a_conflict_names_both_versions() {
+    let mut w = world();
+    let op = w.whole(V1, "tasks", &task("new", 9));
+    let decision = w.push(push("c1", V1, vec![based(op, 3)]));
+    let OperationOutcome::Conflict { message, .. } = &decision.result().unwrap().results[0].outcome
+    else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(message, "baseVersion 3 does not match server_version 7");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! §6.11: declared references, each row of the table.
 
 use ssp2::{ErrorCode, Operation, Value};
-use tidegate_engine::push::Decision;
+use tidegate_engine::PartitionId;
+use tidegate_engine::push::{Candidate, Decision, Step};
 
 use super::world::*;
 
@@ -239,29 +240,73 @@ fn the_cascade_cap_may_be_reached_but_not_exceeded() {
     assert_eq!(details(&decision), r#"{"reason":"cascade_limit"}"#);
 }
 
-#[test]
-fn children_beyond_what_was_read_are_not_forgotten() {
-    // The cap is 2, but 4 of 6 children move away in the same commit: reading
-    // cap + 1 of them would find none that stays.
+/// A list of six cards, and a cap of two.
+fn long_list() -> World {
     let mut w = World::new();
     w.cascade_cap = 2;
     w.store("lists", &list("l1"));
     w.store("lists", &list("l2"));
-    let ids = ["k1", "k2", "k3", "k4", "k5", "k6"];
-    for id in ids {
+    for id in ["k1", "k2", "k3", "k4", "k5", "k6"] {
         w.store("cards", &child(id, "list_id", "l1"));
     }
-    let mut ops: Vec<Operation> = ids[..4]
-        .iter()
-        .map(|id| w.sparse("cards", &[("id", text(id)), ("list_id", text("l2"))]))
-        .collect();
-    let moves = push("c1", V3, ops.split_off(2));
-    ops.push(del("lists", "l1"));
-    w.push_all(&[moves, push("c2", V3, ops)]);
+    w
+}
+
+fn move_card(w: &World, id: &str, list: &str) -> Operation {
+    w.sparse("cards", &[("id", text(id)), ("list_id", text(list))])
+}
+
+#[test]
+fn children_beyond_what_was_read_are_not_forgotten() {
+    // Reading the cap's worth of children would find only such as have moved away.
+    let mut w = long_list();
+    let moves = ["k1", "k2", "k3", "k4"].map(|id| move_card(&w, id, "l2"));
+    w.push_all(&[
+        push("c1", V3, moves.into()),
+        push("c2", V3, vec![del("lists", "l1")]),
+    ]);
     assert_eq!(w.row("lists", "l1"), None);
-    for (id, stays) in ids.iter().zip([true, true, true, true, false, false]) {
-        assert_eq!(w.row("cards", id).is_some(), stays, "{id}");
+    for id in ["k1", "k2", "k3", "k4"] {
+        assert!(w.row("cards", id).is_some(), "{id}");
     }
+    for id in ["k5", "k6"] {
+        assert_eq!(w.row("cards", id), None, "{id}");
+    }
+}
+
+#[test]
+fn a_child_that_an_earlier_commit_brought_and_this_one_takes_away_stays() {
+    let mut w = world();
+    let brought = move_card(&w, "k3", "l1");
+    let taken = move_card(&w, "k3", "l2");
+    w.push_all(&[
+        push("c1", V3, vec![brought]),
+        push("c2", V3, vec![taken, del("lists", "l1")]),
+    ]);
+    assert_eq!(w.row("lists", "l1"), None);
+    assert_eq!(w.row("cards", "k3").unwrap().values[2], text("l2"));
+}
+
+#[test]
+fn a_refusal_waits_for_what_could_come_before_it() {
+    // Both deletes exceed the cap. Whatever is read first, the first one is named.
+    let mut w = long_list();
+    for id in ["j1", "j2", "j3"] {
+        w.store("cards", &child(id, "list_id", "l2"));
+    }
+    let both = push("c1", V3, vec![del("lists", "l1"), del("lists", "l2")]);
+    let mut candidate = Candidate::new(PartitionId::from("part"), w.head());
+    let step = w.settle(&mut candidate, &both, |mut needs| {
+        if needs.children.iter().any(|of| &*of.parent_row == "l2") {
+            needs.children.retain(|of| &*of.parent_row == "l2");
+        }
+        needs
+    });
+    let Step::Done(decision) = step else {
+        panic!("{step:?}");
+    };
+    assert_eq!(details(&decision), r#"{"reason":"cascade_limit"}"#);
+    assert_eq!(decision.result().unwrap().results[0].op_index, 0);
 }
 
 #[test]
