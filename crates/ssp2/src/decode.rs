@@ -5,7 +5,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::details::RejectionDetails;
+use crate::details::check_entries;
 use crate::error::{DecodeError, ErrorCode};
 use crate::frame::{
     ENVELOPE_LENGTH, Envelope, FRAME_HEADER_LENGTH, FrameType, Grammar, MessageKind,
@@ -103,15 +103,11 @@ fn decode_whole(
 #[derive(Debug, Clone)]
 struct MessageState {
     open: Option<(Envelope, Grammar)>,
-    last_result_rejected: bool,
 }
 
 impl MessageState {
     const fn new() -> Self {
-        Self {
-            open: None,
-            last_result_rejected: false,
-        }
+        Self { open: None }
     }
 
     fn open(&mut self, envelope: Envelope) {
@@ -159,14 +155,8 @@ impl MessageState {
             }
             MessageKind::Response => {
                 let frame = response_frame(frame_type, version, &mut reader)?;
-                match &frame {
-                    ResponseFrame::PushResult(result) => {
-                        self.last_result_rejected = result.status == PushStatus::Rejected;
-                    }
-                    ResponseFrame::PushResultDetails(_) if !self.last_result_rejected => {
-                        return Err(invalid("details follow a result that is not rejected", at));
-                    }
-                    _ => {}
+                if let ResponseFrame::PushResult(result) = &frame {
+                    grammar.push_result(result.status == PushStatus::Rejected);
                 }
                 Frame::Response(frame)
             }
@@ -184,6 +174,7 @@ pub struct FrameDecoder {
     buffer: BytesMut,
     consumed: usize,
     state: MessageState,
+    failed: Option<DecodeError>,
 }
 
 /// What [`FrameDecoder::next_event`] found.
@@ -208,6 +199,7 @@ impl FrameDecoder {
             buffer: BytesMut::new(),
             consumed: 0,
             state: MessageState::new(),
+            failed: None,
         }
     }
 
@@ -216,11 +208,22 @@ impl FrameDecoder {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next event.
+    /// The next event. A failed message stays failed: the same error comes again.
     ///
     /// # Errors
     /// Any violation of §1.7, a frame above the limit, and bytes after END.
     pub fn next_event(&mut self) -> Result<Event, DecodeError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let event = self.step();
+        if let Err(error) = &event {
+            self.failed = Some(error.clone());
+        }
+        event
+    }
+
+    fn step(&mut self) -> Result<Event, DecodeError> {
         if self.state.ended() {
             return if self.buffer.is_empty() {
                 Ok(Event::Pending)
@@ -267,6 +270,9 @@ impl FrameDecoder {
     /// # Errors
     /// When it ended before END (a truncated message, §1.2 rule 1).
     pub fn finish(&self) -> Result<(), DecodeError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
         if self.state.ended() && self.buffer.is_empty() {
             Ok(())
         } else {
@@ -403,8 +409,12 @@ fn response_frame(
         FrameType::Commit => ResponseFrame::Commit(commit(r)?),
         FrameType::SegmentRef => ResponseFrame::SegmentRef(segment_ref(r)?),
         FrameType::SegmentInline => {
+            let start = r.offset();
             let bytes = r.take(r.remaining())?;
-            segment::validate(&bytes)?;
+            segment::validate(&bytes).map_err(|error| DecodeError {
+                offset: start + error.offset,
+                ..error
+            })?;
             ResponseFrame::SegmentInline(bytes)
         }
         FrameType::SubEnd => ResponseFrame::SubEnd(SubEnd {
@@ -469,27 +479,12 @@ fn push_result(version: WireVersion, r: &mut Reader) -> Decoded<PushResult> {
 fn push_result_details(r: &mut Reader) -> Decoded<PushResultDetails> {
     let client_commit_id = r.string()?;
     let entries: Vec<DetailEntry> = r.list(8, |r| {
-        let op_index = r.i32()?;
-        if op_index < 0 {
-            return Err(r.error("a detail's opIndex is negative"));
-        }
-        let details_json = r.string()?;
-        if RejectionDetails::parse(&details_json).is_err() {
-            return Err(r.error("details are not a bounded details object"));
-        }
         Ok(DetailEntry {
-            op_index,
-            details_json,
+            op_index: r.i32()?,
+            details_json: r.string()?,
         })
     })?;
-    if entries.is_empty() {
-        return Err(r.error("a details frame has no entries"));
-    }
-    let mut indexes: Vec<i32> = entries.iter().map(|entry| entry.op_index).collect();
-    indexes.sort_unstable();
-    if indexes.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(r.error("a detail's opIndex stands twice"));
-    }
+    check_entries(&entries).map_err(|message| r.error(message))?;
     Ok(PushResultDetails {
         client_commit_id,
         entries,

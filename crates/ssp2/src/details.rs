@@ -1,6 +1,7 @@
 //! Rejection details (§6.3.1): a small, bounded, normalized JSON object.
 
 use crate::json::object_members;
+use crate::message::DetailEntry;
 
 /// Validated details of a rejection. Holding one means it is inside all bounds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -145,6 +146,29 @@ impl RejectionDetails {
         }
         Ok(())
     }
+}
+
+/// The rules of a details frame's entries: not empty, unique indexes that are not
+/// negative, bounded details.
+pub(crate) fn check_entries(entries: &[DetailEntry]) -> Result<(), &'static str> {
+    if entries.is_empty() {
+        return Err("a details frame has no entries");
+    }
+    let mut indexes: Vec<i32> = entries.iter().map(|entry| entry.op_index).collect();
+    indexes.sort_unstable();
+    if indexes[0] < 0 {
+        return Err("a detail's opIndex is negative");
+    }
+    if indexes.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err("a detail's opIndex stands twice");
+    }
+    if entries
+        .iter()
+        .any(|entry| RejectionDetails::parse(&entry.details_json).is_err())
+    {
+        return Err("details are not a bounded details object");
+    }
+    Ok(())
 }
 
 fn has_duplicate<'a>(items: impl Iterator<Item = &'a String>) -> bool {

@@ -2,7 +2,9 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::details::check_entries;
 use crate::frame::{Envelope, FrameType, Grammar, MessageKind, is_registered};
+use crate::json::is_valid_json;
 use crate::message::*;
 use crate::primitives::{
     MAX_SAFE_INTEGER, put_bool, put_bytes, put_count, put_opt, put_scope_lists, put_scope_values,
@@ -51,7 +53,7 @@ pub fn encode_response(response: &Response) -> Result<Bytes, EncodeError> {
 }
 
 macro_rules! encoder {
-    ($(#[$doc:meta])* $name:ident, $kind:ident, $frame:ty, $type_of:ident, $encode:ident) => {
+    ($(#[$doc:meta])* $name:ident, $kind:ident, $frame:ty, $accept:ident, $encode:ident) => {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
@@ -71,10 +73,14 @@ macro_rules! encoder {
             /// Appends a frame.
             ///
             /// # Errors
-            /// When it may not stand here or breaks its field table.
+            /// When it may not stand here or breaks its field table; the encoder is
+            /// then as before.
             pub fn frame(&mut self, frame: &$frame) -> Result<(), EncodeError> {
-                self.grammar.accept($type_of(frame)).map_err(EncodeError::Order)?;
-                $encode(self.version, frame, &mut self.out)
+                let mut grammar = self.grammar;
+                $accept(&mut grammar, frame).map_err(EncodeError::Order)?;
+                $encode(self.version, frame, &mut self.out)?;
+                self.grammar = grammar;
+                Ok(())
             }
 
             /// Takes what is written so far, for sending.
@@ -102,11 +108,11 @@ macro_rules! encoder {
 
 encoder!(
     /// Writes a request frame by frame.
-    RequestEncoder, Request, RequestFrame, request_type, encode_request_frame
+    RequestEncoder, Request, RequestFrame, accept_request, encode_request_frame
 );
 encoder!(
     /// Writes a response frame by frame.
-    ResponseEncoder, Response, ResponseFrame, response_type, encode_response_frame
+    ResponseEncoder, Response, ResponseFrame, accept_response, encode_response_frame
 );
 
 impl ResponseEncoder {
@@ -121,6 +127,18 @@ impl ResponseEncoder {
         self.out.put_slice(frame);
         Ok(())
     }
+}
+
+fn accept_request(grammar: &mut Grammar, frame: &RequestFrame) -> Result<(), &'static str> {
+    grammar.accept(request_type(frame))
+}
+
+fn accept_response(grammar: &mut Grammar, frame: &ResponseFrame) -> Result<(), &'static str> {
+    grammar.accept(response_type(frame))?;
+    if let ResponseFrame::PushResult(result) = frame {
+        grammar.push_result(result.status == PushStatus::Rejected);
+    }
+    Ok(())
 }
 
 fn request_type(frame: &RequestFrame) -> FrameType {
@@ -207,6 +225,14 @@ fn put_opt_text(out: &mut BytesMut, value: Option<&String>) {
     put_opt(out, value, |out, text| put_text(out, text));
 }
 
+fn put_opt_json(out: &mut BytesMut, value: Option<&String>) -> Result<(), EncodeError> {
+    if value.is_some_and(|text| !is_valid_json(text)) {
+        return Err(EncodeError::Field("a json value does not parse"));
+    }
+    put_opt_text(out, value);
+    Ok(())
+}
+
 /// Appends one request frame, header included.
 ///
 /// # Errors
@@ -219,6 +245,11 @@ pub fn encode_request_frame(
     match frame {
         RequestFrame::Unknown(frame) => unknown(frame, out),
         RequestFrame::Header(header) => framed(out, FrameType::RequestHeader, |out| {
+            if header.log_epoch.is_some() && version < WireVersion::V2 {
+                return Err(EncodeError::Field(
+                    "the log epoch does not fit the wire version",
+                ));
+            }
             if header.client_id.is_empty() || header.schema_version < 1 {
                 return Err(EncodeError::Field(
                     "clientId is empty or schemaVersion is below 1",
@@ -270,15 +301,15 @@ pub fn encode_request_frame(
             put_text(out, &sub.id);
             put_text(out, &sub.table);
             put_scope_lists(out, &sub.scopes);
-            put_opt_text(out, sub.params.as_ref());
+            put_opt_json(out, sub.params.as_ref())?;
             put_i64(out, sub.cursor)?;
-            put_opt_text(out, sub.bootstrap_state.as_ref());
-            Ok(())
+            put_opt_json(out, sub.bootstrap_state.as_ref())
         }),
     }
 }
 
-/// Appends one response frame, header included.
+/// Appends one response frame, header included. A SEGMENT_INLINE payload is taken
+/// as it is: [`crate::SegmentWriter`] made it.
 ///
 /// # Errors
 /// When a field breaks its field table.
@@ -313,9 +344,7 @@ pub fn encode_response_frame(
             framed(out, frame_type, |out| push_result(version, result, out))
         }
         ResponseFrame::PushResultDetails(details) => framed(out, frame_type, |out| {
-            if details.entries.is_empty() {
-                return Err(EncodeError::Field("a details frame has no entries"));
-            }
+            check_entries(&details.entries).map_err(EncodeError::Field)?;
             put_text(out, &details.client_commit_id);
             put_count(out, details.entries.len());
             for entry in &details.entries {
@@ -346,8 +375,7 @@ pub fn encode_response_frame(
         }),
         ResponseFrame::SubEnd(end) => framed(out, frame_type, |out| {
             put_i64(out, end.next_cursor)?;
-            put_opt_text(out, end.bootstrap_state.as_ref());
-            Ok(())
+            put_opt_json(out, end.bootstrap_state.as_ref())
         }),
         ResponseFrame::Error(error) => framed(out, frame_type, |out| {
             put_text(out, &error.code);
@@ -355,8 +383,7 @@ pub fn encode_response_frame(
             put_text(out, &error.category);
             put_bool(out, error.retryable);
             put_text(out, &error.recommended_action);
-            put_opt_text(out, error.details.as_ref());
-            Ok(())
+            put_opt_json(out, error.details.as_ref())
         }),
     }
 }

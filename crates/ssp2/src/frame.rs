@@ -144,7 +144,7 @@ enum State {
 }
 
 /// Judges frame order, one frame at a time, for decoder and encoder alike.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Grammar {
     kind: MessageKind,
     state: State,
@@ -164,8 +164,15 @@ impl Grammar {
         self.state == State::Ended
     }
 
-    /// Accepts the next frame or names the rule it breaks. `rejected` matters for
-    /// PUSH_RESULT only: details may follow only a rejected result.
+    /// Tells the status of the PUSH_RESULT just accepted: details may follow only a
+    /// rejected one (§6.3.1).
+    pub(crate) fn push_result(&mut self, rejected: bool) {
+        if let State::Results { details_allowed } = &mut self.state {
+            *details_allowed = rejected;
+        }
+    }
+
+    /// Accepts the next frame or names the rule it breaks.
     pub(crate) fn accept(&mut self, frame: FrameType) -> Result<(), &'static str> {
         if let Some(kind) = frame.kind()
             && kind != self.kind
@@ -209,6 +216,9 @@ impl Grammar {
             ) => State::Results {
                 details_allowed: false,
             },
+            (_, FrameType::PushResultDetails) => {
+                return Err("details do not follow a rejected result");
+            }
             (
                 State::AfterHeader | State::Results { .. } | State::BetweenSubscriptions,
                 FrameType::SubStart,

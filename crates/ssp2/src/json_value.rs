@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Number, Value};
 
+use crate::digest::js_number;
+
 /// Nesting up to which a document becomes structure; a deeper one stays text,
 /// because a `Value` is dropped recursively.
 const MAX_DEPTH: usize = 100;
@@ -21,15 +23,13 @@ pub(crate) fn parse(text: &str) -> Value {
         .unwrap_or_else(|| Value::String(text.to_owned()))
 }
 
-/// A JavaScript number as JSON: integral safe values without a fraction,
-/// non-finite ones as null.
+/// A number as JavaScript's JSON shows it: integral values without a fraction,
+/// non-finite ones as null (§11.1 rule 10).
 pub(crate) fn number(value: f64) -> Value {
-    const LIMIT: f64 = 9_007_199_254_740_992.0;
-    if value.fract() == 0.0 && value.abs() <= LIMIT {
-        #[allow(clippy::cast_possible_truncation)]
-        return Value::Number(Number::from(value as i64));
+    if !value.is_finite() {
+        return Value::Null;
     }
-    Number::from_f64(value).map_or(Value::Null, Value::Number)
+    serde_json::from_str::<Number>(&js_number(value)).map_or(Value::Null, Value::Number)
 }
 
 struct Parser<'a> {
@@ -155,6 +155,8 @@ mod tests {
         let expected = json!({"a": [1, 0, 25, null, 0.1], "b": "𝄞\u{fffd}\n/é", "": {}});
         assert_eq!(parse(text), expected);
         assert_eq!(parse("9007199254740993"), json!(9_007_199_254_740_992_i64));
+        assert_eq!(parse("9007199254740994"), json!(9_007_199_254_740_994_i64));
+        assert_eq!(parse("1e21").to_string(), "1e+21");
     }
 
     #[test]

@@ -12,6 +12,7 @@ pub mod digest;
 pub mod encode;
 pub mod error;
 pub mod frame;
+pub mod inspect;
 pub mod json;
 mod json_value;
 pub mod message;
@@ -31,6 +32,7 @@ pub use encode::{
 };
 pub use error::{DecodeError, ErrorCode, SyncError};
 pub use frame::{Envelope, MessageKind};
+pub use inspect::{Kind, ReencodeError, reencode, render_bytes};
 pub use json::is_valid_json;
 pub use message::*;
 pub use primitives::MAX_SAFE_INTEGER;

@@ -12,6 +12,13 @@ pub const MAX_SAFE_INTEGER: i64 = (1 << 53) - 1;
 /// Result of a decode step.
 pub(crate) type Decoded<T> = Result<T, DecodeError>;
 
+/// A bitmap inside the bytes of a [`Reader`], least significant bit first (§2.4).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bitmap {
+    start: usize,
+    bits: usize,
+}
+
 /// A bounds-checked reader over shared bytes; slices it returns share the input.
 #[derive(Debug, Clone)]
 pub(crate) struct Reader {
@@ -38,8 +45,28 @@ impl Reader {
         self.bytes.len() - self.at
     }
 
-    pub(crate) fn position(&self) -> usize {
-        self.at
+    /// The position in the whole input.
+    pub(crate) fn offset(&self) -> usize {
+        self.base + self.at
+    }
+
+    /// Passes over a bitmap of `bits` bits and returns where it starts, for
+    /// [`Self::bit`]: a reference to it would forbid to read on.
+    pub(crate) fn bitmap(&mut self, bits: usize) -> Decoded<Bitmap> {
+        let start = self.at;
+        self.skip(bits.div_ceil(8))?;
+        Ok(Bitmap { start, bits })
+    }
+
+    /// Bit `index` of a bitmap read before.
+    pub(crate) fn bit(&self, bitmap: Bitmap, index: usize) -> bool {
+        index < bitmap.bits && self.bytes[bitmap.start + index / 8] & (1 << (index % 8)) != 0
+    }
+
+    /// Whether a bitmap has a bit set beyond its last one.
+    pub(crate) fn has_padding(&self, bitmap: Bitmap) -> bool {
+        !bitmap.bits.is_multiple_of(8)
+            && self.bytes[bitmap.start + bitmap.bits / 8] >> (bitmap.bits % 8) != 0
     }
 
     pub(crate) fn finish(&self, message: &'static str) -> Decoded<()> {
@@ -124,33 +151,27 @@ impl Reader {
 
     pub(crate) fn text(&mut self) -> Decoded<&str> {
         let length = self.u32()? as usize;
-        if length > self.remaining() {
-            return Err(self.error("the value is truncated"));
-        }
-        let start = self.at;
-        let end = start + length;
-        if std::str::from_utf8(&self.bytes[start..end]).is_err() {
-            return Err(self.error("text is not valid UTF-8"));
-        }
-        self.at = end;
-        std::str::from_utf8(&self.bytes[start..end]).map_err(|_| DecodeError {
-            code: ErrorCode::InvalidRequest,
-            message: "text is not valid UTF-8",
-            offset: start,
-        })
+        let invalid = self.error("text is not valid UTF-8");
+        std::str::from_utf8(self.skip(length)?).map_err(|_| invalid)
     }
 
     pub(crate) fn string(&mut self) -> Decoded<String> {
         Ok(self.text()?.to_owned())
     }
 
-    pub(crate) fn json(&mut self) -> Decoded<String> {
-        let text = self.string()?;
-        if crate::json::is_valid_json(&text) {
+    /// Text that is a JSON document.
+    pub(crate) fn json_text(&mut self) -> Decoded<&str> {
+        let invalid = self.error("a json value does not parse");
+        let text = self.text()?;
+        if crate::json::is_valid_json(text) {
             Ok(text)
         } else {
-            Err(self.error("a json value does not parse"))
+            Err(invalid)
         }
+    }
+
+    pub(crate) fn json(&mut self) -> Decoded<String> {
+        Ok(self.json_text()?.to_owned())
     }
 
     pub(crate) fn opt<T>(

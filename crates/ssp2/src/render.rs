@@ -8,13 +8,12 @@ use bytes::Bytes;
 use serde_json::{Map, Value as Json};
 
 use crate::error::DecodeError;
-use crate::frame::MessageKind;
+use crate::inspect::render_bytes;
 use crate::json_value;
 use crate::message::*;
 use crate::row::{Column, ColumnType, RowError, Value, decode_sparse_row};
 use crate::scope_map::ScopeMap;
-use crate::segment::{Segment, decode_segment};
-use crate::{Envelope, decode_request, decode_response};
+use crate::segment::Segment;
 
 /// A JSON object under construction.
 #[derive(Default)]
@@ -92,18 +91,7 @@ pub fn render_response(response: &Response) -> Json {
 /// # Errors
 /// They are none of these, or not a valid one.
 pub fn render_message_json(bytes: Bytes) -> Result<Json, DecodeError> {
-    if bytes.starts_with(&crate::segment::SEGMENT_MAGIC) {
-        return decode_segment(bytes).map(|segment| render_segment(&segment));
-    }
-    let kind = bytes
-        .first_chunk()
-        .map_or(Ok(MessageKind::Request), |header| {
-            Envelope::parse(*header).map(|envelope| envelope.kind)
-        })?;
-    match kind {
-        MessageKind::Request => decode_request(bytes).map(|request| render_request(&request)),
-        MessageKind::Response => decode_response(bytes).map(|response| render_response(&response)),
-    }
+    render_bytes(bytes).map(|(_, rendered)| rendered)
 }
 
 fn unknown(frame: &UnknownFrame) -> Json {

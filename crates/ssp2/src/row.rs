@@ -3,7 +3,7 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::error::{ErrorCode, SyncError};
-use crate::primitives::{MAX_SAFE_INTEGER, Reader, put_bool, put_bytes, put_text};
+use crate::primitives::{Bitmap, MAX_SAFE_INTEGER, Reader, put_bool, put_bytes, put_text};
 
 /// Column types with their wire tags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -180,10 +180,6 @@ fn has_padding(bitmap: &[u8], bits: usize) -> bool {
     !bits.is_multiple_of(8) && bitmap.last().is_some_and(|last| last >> (bits % 8) != 0)
 }
 
-fn bit(bitmap: &[u8], index: usize) -> bool {
-    bitmap[index / 8] & (1 << (index % 8)) != 0
-}
-
 /// Encodes a full row (§2.4).
 ///
 /// # Errors
@@ -242,25 +238,47 @@ pub fn decode_row(columns: &[Column], bytes: &Bytes) -> Result<Vec<Value>, RowEr
 
 /// Reads one full row at the reader's position.
 pub(crate) fn read_row(columns: &[Column], reader: &mut Reader) -> Result<Vec<Value>, RowError> {
-    let bitmap = read_bitmap(reader, columns.len())?;
-    if has_padding(&bitmap, columns.len()) {
+    let mut values = Vec::with_capacity(columns.len());
+    walk_row(columns, reader, |column, index, reader| {
+        values.push(match column {
+            None => Value::Null,
+            Some(column) => decode_value(column.ty, index, reader)?,
+        });
+        Ok(())
+    })?;
+    Ok(values)
+}
+
+/// Checks one full row and passes over it, keeping nothing.
+pub(crate) fn skip_row(columns: &[Column], reader: &mut Reader) -> Result<(), RowError> {
+    walk_row(columns, reader, |column, index, reader| match column {
+        None => Ok(()),
+        Some(column) => skip_value(column.ty, index, reader),
+    })
+}
+
+/// Visits each column of a full row: `None` for NULL, else the column, its value
+/// being next in the reader.
+fn walk_row(
+    columns: &[Column],
+    reader: &mut Reader,
+    mut visit: impl FnMut(Option<&Column>, usize, &mut Reader) -> Result<(), RowError>,
+) -> Result<(), RowError> {
+    let nulls = read_bitmap(reader, columns.len())?;
+    if reader.has_padding(nulls) {
         return Err(RowError {
             message: "the row has a null padding bit set",
             column: None,
         });
     }
-    let mut values = Vec::with_capacity(columns.len());
     for (index, column) in columns.iter().enumerate() {
-        values.push(if bit(&bitmap, index) {
-            if !column.nullable {
-                return Err(RowError::at("a column that is not nullable is NULL", index));
-            }
-            Value::Null
-        } else {
-            decode_value(column.ty, index, reader)?
-        });
+        let null = reader.bit(nulls, index);
+        if null && !column.nullable {
+            return Err(RowError::at("a column that is not nullable is NULL", index));
+        }
+        visit((!null).then_some(column), index, reader)?;
     }
-    Ok(values)
+    Ok(())
 }
 
 /// Encodes a sparse row (§2.4, wire version 3).
@@ -323,27 +341,27 @@ pub fn decode_sparse_row(
 ) -> Result<SparseRow, RowError> {
     let mut reader = Reader::new(bytes.clone(), 0);
     let presence = read_bitmap(&mut reader, columns.len())?;
-    if has_padding(&presence, columns.len()) {
+    if reader.has_padding(presence) {
         return Err(RowError {
             message: "the row has a presence padding bit set",
             column: None,
         });
     }
-    if primary_key >= columns.len() || !bit(&presence, primary_key) {
+    if primary_key >= columns.len() || !reader.bit(presence, primary_key) {
         return Err(RowError::at("the primary key is absent", primary_key));
     }
     let present: Vec<usize> = (0..columns.len())
-        .filter(|index| bit(&presence, *index))
+        .filter(|index| reader.bit(presence, *index))
         .collect();
     let nulls = read_bitmap(&mut reader, present.len())?;
-    if has_padding(&nulls, present.len()) {
+    if reader.has_padding(nulls) {
         return Err(RowError {
             message: "a column that is absent is NULL",
             column: None,
         });
     }
     for (at, index) in present.iter().enumerate() {
-        if bit(&nulls, at) && !columns[*index].nullable {
+        if reader.bit(nulls, at) && !columns[*index].nullable {
             return Err(RowError::at(
                 "a column that is not nullable is NULL",
                 *index,
@@ -352,7 +370,7 @@ pub fn decode_sparse_row(
     }
     let mut row: SparseRow = vec![None; columns.len()];
     for (at, index) in present.into_iter().enumerate() {
-        row[index] = Some(if bit(&nulls, at) {
+        row[index] = Some(if reader.bit(nulls, at) {
             Value::Null
         } else {
             decode_value(columns[index].ty, index, &mut reader)?
@@ -367,11 +385,36 @@ pub fn decode_sparse_row(
     Ok(row)
 }
 
-fn read_bitmap(reader: &mut Reader, bits: usize) -> Result<Bytes, RowError> {
-    reader.take(bits.div_ceil(8)).map_err(|_| RowError {
+fn read_bitmap(reader: &mut Reader, bits: usize) -> Result<Bitmap, RowError> {
+    reader.bitmap(bits).map_err(|_| RowError {
         message: "the row is truncated",
         column: None,
     })
+}
+
+/// Checks a value and passes over it.
+fn skip_value(ty: ColumnType, index: usize, reader: &mut Reader) -> Result<(), RowError> {
+    match ty {
+        ColumnType::String => reader.text().map(drop),
+        ColumnType::Integer => reader.i64().map(drop),
+        ColumnType::Float => reader.f64().map(drop),
+        ColumnType::Boolean => reader.bool().map(drop),
+        ColumnType::Json => reader.json_text().map(drop),
+        ColumnType::Bytes | ColumnType::Crdt => reader
+            .u32()
+            .and_then(|length| reader.skip(length as usize))
+            .map(drop),
+        ColumnType::BlobRef => {
+            let text = reader
+                .text()
+                .map_err(|error| RowError::at(error.message, index))?;
+            if !crate::blob_ref::is_blob_ref(text) {
+                return Err(RowError::at("a blob reference is not canonical", index));
+            }
+            Ok(())
+        }
+    }
+    .map_err(|error| RowError::at(error.message, index))
 }
 
 fn decode_value(ty: ColumnType, index: usize, reader: &mut Reader) -> Result<Value, RowError> {

@@ -4,8 +4,19 @@
 use std::cmp::Ordering;
 
 /// Compares two strings by UTF-16 code units, as JavaScript does.
+///
+/// UTF-8 sorts by code point. The two orders differ only where a character beyond
+/// the BMP, whose UTF-16 form begins with a surrogate (D800..DFFF), meets one of
+/// U+E000..U+FFFF: there the leading bytes F0.. and EE, EF change places.
 pub fn cmp_utf16(a: &str, b: &str) -> Ordering {
-    a.encode_utf16().cmp(b.encode_utf16())
+    let rank = |byte: u8| match byte {
+        0xEE | 0xEF => u16::from(byte) + 0x100,
+        _ => u16::from(byte),
+    };
+    match a.bytes().zip(b.bytes()).find(|(a, b)| a != b) {
+        Some((a, b)) => rank(a).cmp(&rank(b)),
+        None => a.len().cmp(&b.len()),
+    }
 }
 
 /// A map from scope variable to `V`, ordered by UTF-16 code units, unique keys.
@@ -25,6 +36,14 @@ impl<V> ScopeMap<V> {
     /// Sets `key`, keeping the order; returns the value it replaces.
     pub fn insert(&mut self, key: impl Into<String>, value: V) -> Option<V> {
         let key = key.into();
+        if self
+            .0
+            .last()
+            .is_none_or(|(last, _)| cmp_utf16(last, &key) == Ordering::Less)
+        {
+            self.0.push((key, value));
+            return None;
+        }
         match self.0.binary_search_by(|(k, _)| cmp_utf16(k, &key)) {
             Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
             Err(at) => {

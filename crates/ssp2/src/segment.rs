@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::DecodeError;
 use crate::primitives::{Decoded, Reader, put_text};
-use crate::row::{Column, ColumnType, RowError, Value, encode_row_into, read_row};
+use crate::row::{Column, ColumnType, RowError, Value, encode_row_into, read_row, skip_row};
 
 /// The segment magic.
 pub const SEGMENT_MAGIC: [u8; 4] = *b"SSG2";
@@ -115,11 +115,22 @@ impl SegmentReader {
     /// # Errors
     /// On any structural violation, bytes after the end marker included.
     pub fn next_block(&mut self) -> Result<Option<Vec<SegmentRow>>, DecodeError> {
-        let mut rows = Vec::new();
-        Ok(self.block(|row| rows.push(row))?.then_some(rows))
+        let mut block = Vec::new();
+        let found = self.block(|columns, server_version, rows| {
+            block.push(SegmentRow {
+                server_version,
+                values: read_row(columns, rows)?,
+            });
+            Ok(())
+        })?;
+        Ok(found.then_some(block))
     }
 
-    fn block(&mut self, mut sink: impl FnMut(SegmentRow)) -> Decoded<bool> {
+    /// Walks the next block; `read` must consume the row that follows its version.
+    fn block(
+        &mut self,
+        mut read: impl FnMut(&[Column], i64, &mut Reader) -> Result<(), RowError>,
+    ) -> Decoded<bool> {
         if self.ended {
             return Ok(false);
         }
@@ -131,19 +142,15 @@ impl SegmentReader {
             return Ok(false);
         }
         let length = r.u32()? as usize;
-        let base = r.position();
+        let base = r.offset();
         let mut rows = Reader::new(r.take(length)?, base);
         for _ in 0..row_count {
             let server_version = rows.i64()?;
             if server_version < 1 {
                 return Err(rows.error("a row version is below 1"));
             }
-            let values = read_row(&self.header.columns, &mut rows)
+            read(&self.header.columns, server_version, &mut rows)
                 .map_err(|error| rows.error(error.message))?;
-            sink(SegmentRow {
-                server_version,
-                values,
-            });
         }
         rows.finish("a block's rows do not fill its length")?;
         Ok(true)
@@ -172,19 +179,26 @@ pub fn decode_segment(bytes: Bytes) -> Result<Segment, DecodeError> {
 /// On any structural violation.
 pub fn validate(bytes: &Bytes) -> Result<(), DecodeError> {
     let mut reader = SegmentReader::new(bytes.clone())?;
-    while reader.block(|_| {})? {}
+    while reader.block(|columns, _, rows| skip_row(columns, rows))? {}
     Ok(())
 }
 
 /// Encodes a segment with exactly the blocks given.
 ///
 /// # Errors
-/// When a row does not fit the columns or its version is below 1.
+/// When a row does not fit the columns, its version is below 1, or there are more
+/// columns than their count can say.
 pub fn encode_segment(segment: &Segment) -> Result<Bytes, RowError> {
+    if segment.header.columns.len() > usize::from(u16::MAX) {
+        return Err(RowError {
+            message: "a segment has more than 65,535 columns",
+            column: None,
+        });
+    }
     let mut writer = SegmentWriter::new(&segment.header);
     for block in &segment.blocks {
         for row in block {
-            writer.row_values(row.server_version, &row.values)?;
+            writer.write_values(row.server_version, &row.values)?;
         }
         writer.close_block();
     }
@@ -232,6 +246,7 @@ impl SegmentWriter {
         self.out.put_i64_le(server_version);
         self.out.put_slice(payload);
         self.count_row();
+        self.close_full_block();
     }
 
     /// Appends a row from values.
@@ -239,6 +254,12 @@ impl SegmentWriter {
     /// # Errors
     /// When the values do not fit the columns or the version is below 1; the row is then left out.
     pub fn row_values(&mut self, server_version: i64, values: &[Value]) -> Result<(), RowError> {
+        self.write_values(server_version, values)?;
+        self.close_full_block();
+        Ok(())
+    }
+
+    fn write_values(&mut self, server_version: i64, values: &[Value]) -> Result<(), RowError> {
         if server_version < 1 {
             return Err(RowError {
                 message: "a row version is below 1",
@@ -291,6 +312,9 @@ impl SegmentWriter {
     fn count_row(&mut self) {
         self.block_rows += 1;
         self.rows += 1;
+    }
+
+    fn close_full_block(&mut self) {
         if self.block_rows >= BLOCK_ROWS || self.out.len() - self.block >= BLOCK_BYTES {
             self.close_block();
         }
