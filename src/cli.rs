@@ -1,0 +1,148 @@
+//! The command line: a contract that scripts rely on.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::Overrides;
+
+/// How a command ends. The numbers are part of the contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Exit {
+    /// Everything went well.
+    Success = 0,
+    /// The command found what it looks for (a difference, an undecodable file), or failed in a way without its own number.
+    Failure = 1,
+    /// Wrong usage or configuration.
+    Usage = 2,
+    /// The schema is not valid.
+    InvalidSchema = 3,
+    /// The database cannot be reached or used.
+    Database = 4,
+    /// The database's content does not fit the schema.
+    StorageMismatch = 5,
+    /// The address cannot be listened on.
+    Listen = 6,
+    /// This build lacks what was asked for.
+    Unsupported = 7,
+    /// Shutdown was cut short by its deadline or a second signal.
+    Forced = 8,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        // The discriminant is the contract.
+        Self::from(exit as u8)
+    }
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  success
+  1  check or inspect found a difference, the demo diverged, any other failure
+  2  wrong usage or configuration
+  3  the schema is not valid
+  4  the database cannot be reached or used
+  5  the database's content does not fit the schema
+  6  cannot listen on the address
+  7  not supported by this build
+  8  shutdown was cut short";
+
+/// A sync server for offline-first apps.
+#[derive(Debug, Parser)]
+#[command(name = "tidegate", version, about, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run the server
+    Serve(ServeArgs),
+    /// Validate and explain a schema
+    Check {
+        /// Schema IR file (syncular.ir.json)
+        #[arg(long, value_name = "FILE")]
+        schema: PathBuf,
+    },
+    /// Render SSP2 messages and SSG2 segments as canonical JSON
+    Inspect {
+        /// Encode each file again and exit 1 if any byte differs
+        #[arg(long)]
+        check: bool,
+        /// Files to render
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
+    /// Two offline clients, a conflict and a lost acknowledgement, step by step
+    Demo {
+        /// Use a running server with the demo schema instead of starting one
+        #[arg(long, value_name = "URL")]
+        server: Option<String>,
+    },
+}
+
+/// `tidegate serve`
+#[derive(Debug, Clone, Default, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML); see config/default.toml for every key
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address to listen on [default: 127.0.0.1:8787]
+    #[arg(long, value_name = "IP:PORT")]
+    pub listen: Option<String>,
+    /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db]
+    #[arg(long, value_name = "URL")]
+    pub database: Option<String>,
+    /// Schema IR file [default: the built-in demo schema]
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Accept development authentication on an address that is not loopback
+    #[arg(long)]
+    pub insecure_dev_auth: bool,
+}
+
+impl ServeArgs {
+    /// The configuration layer of the flags.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            listen: self.listen.clone(),
+            database: self.database.clone(),
+            schema: self.schema.clone(),
+            insecure_dev_auth: self.insecure_dev_auth,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_every_exit_code() {
+        for exit in [
+            Exit::Success,
+            Exit::Failure,
+            Exit::Usage,
+            Exit::InvalidSchema,
+            Exit::Database,
+            Exit::StorageMismatch,
+            Exit::Listen,
+            Exit::Unsupported,
+            Exit::Forced,
+        ] {
+            assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)));
+        }
+    }
+}

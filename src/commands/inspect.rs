@@ -1,0 +1,108 @@
+//! `tidegate inspect`: SSP2 messages and SSG2 segments as canonical JSON.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use ssp2::{Envelope, MessageKind};
+
+use super::complain;
+use crate::cli::Exit;
+
+/// Why a file cannot be shown, or is not what it encodes to again.
+#[derive(Debug, thiserror::Error)]
+enum InspectError {
+    #[error("cannot be read: {0}")]
+    Unreadable(#[from] std::io::Error),
+    #[error("{code}: {0}", code = .0.code.as_str())]
+    Undecodable(#[from] ssp2::DecodeError),
+    #[error("is neither an SSP2 message nor an SSG2 segment")]
+    Unknown,
+    #[error("cannot be encoded again: {0}")]
+    Unencodable(String),
+    #[error("encodes to other bytes, from byte {0} on")]
+    Differs(usize),
+}
+
+/// Renders every file, or with `check` encodes every file again. All files are
+/// looked at; the exit says whether one of them failed.
+pub fn run(files: &[PathBuf], check: bool) -> Exit {
+    let pretty = std::io::stdout().is_terminal();
+    let mut failed = 0;
+    for path in files {
+        let done = if check {
+            verify(path)
+        } else {
+            show(path, pretty)
+        };
+        if let Err(error) = done {
+            failed += 1;
+            complain(&format_args!("{}: {error}", path.display()));
+        }
+    }
+    if failed == 0 {
+        Exit::Success
+    } else {
+        Exit::Failure
+    }
+}
+
+/// What a file holds, told by its first bytes.
+enum Content {
+    Request,
+    Response,
+    Segment,
+}
+
+fn content(bytes: &Bytes) -> Result<Content, InspectError> {
+    if bytes.starts_with(&ssp2::segment::SEGMENT_MAGIC) {
+        return Ok(Content::Segment);
+    }
+    let header = bytes.first_chunk().ok_or(InspectError::Unknown)?;
+    if !bytes.starts_with(b"SSP2") {
+        return Err(InspectError::Unknown);
+    }
+    Ok(match Envelope::parse(*header)?.kind {
+        MessageKind::Request => Content::Request,
+        MessageKind::Response => Content::Response,
+    })
+}
+
+fn read(path: &Path) -> Result<(Bytes, Content), InspectError> {
+    let bytes = Bytes::from(std::fs::read(path)?);
+    let content = content(&bytes)?;
+    Ok((bytes, content))
+}
+
+fn show(path: &Path, pretty: bool) -> Result<(), InspectError> {
+    let (bytes, content) = read(path)?;
+    let json = match content {
+        Content::Request | Content::Response => ssp2::render_message_json(bytes)?,
+        Content::Segment => ssp2::render_segment(&ssp2::decode_segment(bytes)?),
+    };
+    let text = if pretty {
+        serde_json::to_string_pretty(&json).map_err(std::io::Error::from)?
+    } else {
+        ssp2::canonical_json(&json)
+    };
+    writeln!(std::io::stdout().lock(), "{text}")?;
+    Ok(())
+}
+
+fn verify(path: &Path) -> Result<(), InspectError> {
+    let (bytes, content) = read(path)?;
+    let unencodable = |error: &dyn std::fmt::Display| InspectError::Unencodable(error.to_string());
+    let again = match content {
+        Content::Request => ssp2::encode_request(&ssp2::decode_request(bytes.clone())?)
+            .map_err(|error| unencodable(&error))?,
+        Content::Response => ssp2::encode_response(&ssp2::decode_response(bytes.clone())?)
+            .map_err(|error| unencodable(&error))?,
+        Content::Segment => ssp2::encode_segment(&ssp2::decode_segment(bytes.clone())?)
+            .map_err(|error| unencodable(&error))?,
+    };
+    if again == bytes {
+        return Ok(());
+    }
+    let same = bytes.iter().zip(&again).take_while(|(a, b)| a == b).count();
+    Err(InspectError::Differs(same))
+}

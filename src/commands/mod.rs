@@ -1,0 +1,24 @@
+//! The subcommands. Each says how it ended; none of them panics.
+
+pub mod check;
+pub mod demo;
+pub mod inspect;
+pub mod serve;
+
+use crate::cli::{Cli, Command, Exit};
+
+/// Runs the command line's command.
+pub fn run(cli: Cli) -> Exit {
+    match cli.command {
+        Command::Serve(arguments) => serve::run(&arguments),
+        Command::Check { schema } => check::run(&schema),
+        Command::Inspect { check, files } => inspect::run(&files, check),
+        Command::Demo { server } => demo::run(server.as_deref()),
+    }
+}
+
+/// One line for people, on stderr.
+#[allow(clippy::print_stderr)]
+fn complain(message: &dyn std::fmt::Display) {
+    eprintln!("tidegate: {message}");
+}

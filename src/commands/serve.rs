@@ -1,0 +1,87 @@
+//! `tidegate serve`
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::cli::{Exit, ServeArgs};
+use crate::config::Layers;
+use crate::server::{self, Hooks, Running, ServeError};
+use crate::shutdown::Signals;
+use crate::telemetry;
+
+/// How often a server that trusts everybody says so in its log.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Runs the server until a signal ends it.
+pub fn run(arguments: &ServeArgs) -> Exit {
+    match actix_web::rt::System::new().block_on(serve(arguments)) {
+        Ok(()) => Exit::Success,
+        Err(error) => {
+            match error.phase() {
+                Some(phase) => super::complain(&format_args!("{phase}: {error}")),
+                None => super::complain(&error),
+            }
+            error.exit()
+        }
+    }
+}
+
+async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
+    let config = Layers {
+        file: arguments.config.clone(),
+        environment: std::env::vars().collect(),
+        flags: arguments.overrides(),
+    }
+    .load()?;
+    telemetry::start(&config.log);
+    server::check_exposure(&config)?;
+    let schema = server::load_schema(&config)?;
+    // Signals are caught before the port opens: one that arrives early is not lost.
+    let mut signals = Signals::listen().map_err(|source| ServeError::System {
+        context: "cannot listen for signals",
+        source,
+    })?;
+    let exposed = !config.listen.ip().is_loopback();
+    let store = server::open_store(&config).await?;
+    let hooks = Hooks::development(&schema);
+    let mut running = server::start(config, schema, store, hooks).await?;
+    announce(&running)?;
+    if exposed {
+        actix_web::rt::spawn(warn_of_exposure());
+    }
+
+    let signal = tokio::select! {
+        signal = signals.next() => signal,
+        error = running.failed() => return Err(error),
+    };
+    tracing::info!(signal, "shutting down");
+    tokio::select! {
+        ended = running.stop() => {
+            ended?;
+            tracing::info!("everything is finished and flushed");
+            Ok(())
+        }
+        _ = signals.next() => Err(ServeError::Forced("a second signal arrived")),
+    }
+}
+
+/// The one line on stdout that scripts wait for.
+fn announce(running: &Running) -> Result<(), ServeError> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "tidegate listening on http://{}", running.address())
+        .and_then(|()| out.flush())
+        .map_err(|source| ServeError::System {
+            context: "cannot write to stdout",
+            source,
+        })
+}
+
+async fn warn_of_exposure() {
+    let mut ticks = tokio::time::interval(WARNING_INTERVAL);
+    loop {
+        ticks.tick().await;
+        tracing::warn!(
+            "development authentication is open to the network: anyone who can connect can read and write everything"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! Why a server does not start or ends badly, and the exit code that says so.
+
+use std::net::SocketAddr;
+
+use tidegate_store::StoreError;
+
+use crate::cli::Exit;
+use crate::config::ConfigError;
+
+/// Why a server did not start, or ended badly.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// Development authentication would be open to a network.
+    #[error(
+        "development authentication only serves loopback addresses; listening on {0} needs --insecure-dev-auth"
+    )]
+    InsecureAuth(SocketAddr),
+    /// The schema file cannot be read.
+    #[error("cannot read the schema file {path}: {source}")]
+    SchemaUnreadable {
+        /// Its path.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The schema breaks rules.
+    #[error("the schema is not valid: {}", .0.join("; "))]
+    InvalidSchema(Vec<String>),
+    /// The folder of the database cannot be made.
+    #[error("cannot create the folder of the database {path}: {source}")]
+    DatabaseFolder {
+        /// Its path.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The storage refuses.
+    #[error("{}", chain(.0))]
+    Storage(#[from] StoreError),
+    /// No Postgres here.
+    #[error("postgres:// databases are not supported by this build yet; use sqlite:PATH")]
+    PostgresUnsupported,
+    /// No listening.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The system refuses something basic.
+    #[error("{context}: {source}")]
+    System {
+        /// What was tried.
+        context: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The deadline or a second signal cut the shutdown short.
+    #[error("shutdown was cut short: {0}")]
+    Forced(&'static str),
+}
+
+/// An error with its causes on one line.
+pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text.replace('\n', " ")
+}
+
+impl ServeError {
+    /// The exit code of the process (`tidegate --help` lists them).
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Config(_) | Self::InsecureAuth(_) | Self::SchemaUnreadable { .. } => Exit::Usage,
+            Self::InvalidSchema(_) => Exit::InvalidSchema,
+            Self::DatabaseFolder { .. } => Exit::Database,
+            Self::Storage(error) => match error {
+                StoreError::NewerSchema { .. }
+                | StoreError::StoredLayoutMismatch { .. }
+                | StoreError::PhysicalLayoutMismatch { .. }
+                | StoreError::RefusedMigration { .. }
+                | StoreError::CheckpointIncomplete(_)
+                | StoreError::CheckpointVersionTaken { .. } => Exit::StorageMismatch,
+                _ => Exit::Database,
+            },
+            Self::PostgresUnsupported => Exit::Unsupported,
+            Self::Listen { .. } => Exit::Listen,
+            Self::System { .. } => Exit::Failure,
+            Self::Forced(_) => Exit::Forced,
+        }
+    }
+
+    /// The start-up phase that failed, where it is one that readiness knows.
+    pub fn phase(&self) -> Option<&'static str> {
+        match self {
+            Self::SchemaUnreadable { .. } | Self::InvalidSchema(_) => Some("schema_compile"),
+            Self::Storage(StoreError::CheckpointIncomplete(_)) => Some("backfill_checkpoint"),
+            Self::Storage(_) | Self::DatabaseFolder { .. } => Some("storage_migration"),
+            _ => None,
+        }
+    }
+}

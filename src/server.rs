@@ -1,0 +1,363 @@
+//! The service: what all requests share, and its life from start to end.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use actix_web::dev::ServerHandle;
+use actix_web::{App, HttpServer, web};
+use tidegate_actors::{
+    Clock, Directory, NoObserver, Parts, QueueLimit, Settings, Shutdown, SystemClock,
+};
+use tidegate_engine::push::PushHooks;
+use tidegate_engine::schema::Schema;
+use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
+use tidegate_store::{Declared, SchemaOutcome, Store};
+use tokio::task::JoinHandle;
+
+use crate::auth::{Authenticate, DevelopmentAuth, Everything, ResolveScopes};
+use crate::config::{Config, DatabaseUrl, Synchronous};
+use crate::http;
+use crate::http::health::PhaseCell;
+pub use crate::serve_error::ServeError;
+use crate::shutdown::Deadline;
+use crate::sync::segments::SegmentCache;
+
+/// The schema served when none is configured.
+pub const DEMO_SCHEMA: &str = include_str!("../config/schemas/demo.json");
+
+/// Everything a request needs; shared by all threads.
+pub struct Service {
+    /// Configuration.
+    pub config: Config,
+    /// Served schema.
+    pub schema: Arc<Schema>,
+    /// Durable storage.
+    pub store: Arc<dyn Store>,
+    /// Partition actors.
+    pub directory: Directory,
+    /// Who asks.
+    pub authenticate: Arc<dyn Authenticate>,
+    /// What they may see.
+    pub scopes: Arc<dyn ResolveScopes>,
+    /// Checkpoints this process declares.
+    pub declared: Declared,
+    /// Segments for download.
+    pub segments: SegmentCache,
+    /// What the server is doing.
+    pub phase: PhaseCell,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    requests: AtomicU64,
+}
+
+/// What an embedding program may replace.
+pub struct Hooks {
+    /// Who asks.
+    pub authenticate: Arc<dyn Authenticate>,
+    /// What they may see.
+    pub scopes: Arc<dyn ResolveScopes>,
+    /// Rules a push passes.
+    pub push: Arc<PushHooks>,
+}
+
+impl Hooks {
+    /// Development authentication: a bearer token is an actor, who may do everything.
+    pub fn development(schema: &Schema) -> Self {
+        Self {
+            authenticate: Arc::new(DevelopmentAuth),
+            scopes: Arc::new(Everything::of(schema)),
+            push: Arc::default(),
+        }
+    }
+}
+
+/// Reads and compiles the configured schema.
+///
+/// # Errors
+/// [`ServeError::SchemaUnreadable`] or [`ServeError::InvalidSchema`] with every broken rule.
+pub fn load_schema(config: &Config) -> Result<Arc<Schema>, ServeError> {
+    let path = &config.schema.file;
+    let text = if path.as_os_str().is_empty() {
+        DEMO_SCHEMA.to_owned()
+    } else {
+        std::fs::read_to_string(path).map_err(|source| ServeError::SchemaUnreadable {
+            path: path.display().to_string(),
+            source,
+        })?
+    };
+    Schema::load(&text).map(Arc::new).map_err(|errors| {
+        ServeError::InvalidSchema(errors.iter().map(ToString::to_string).collect())
+    })
+}
+
+/// Opens the configured database.
+///
+/// # Errors
+/// [`ServeError::Storage`], [`ServeError::DatabaseFolder`] or [`ServeError::PostgresUnsupported`].
+pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
+    let path = match config.database.parse()? {
+        DatabaseUrl::Postgres(_) => return Err(ServeError::PostgresUnsupported),
+        DatabaseUrl::SqliteMemory => None,
+        DatabaseUrl::SqliteFile(path) => {
+            if let Some(folder) = path
+                .parent()
+                .filter(|folder| !folder.as_os_str().is_empty())
+            {
+                std::fs::create_dir_all(folder).map_err(|source| ServeError::DatabaseFolder {
+                    path: path.display().to_string(),
+                    source,
+                })?;
+            }
+            Some(path)
+        }
+    };
+    let store = SqliteStore::open(sqlite_options(config, path))?;
+    Ok(store)
+}
+
+fn sqlite_options(config: &Config, path: Option<PathBuf>) -> SqliteOptions {
+    let options = match path {
+        Some(path) => SqliteOptions::file(path),
+        None => SqliteOptions::memory(),
+    };
+    let wanted = &config.sqlite;
+    SqliteOptions {
+        synchronous: match wanted.synchronous {
+            Synchronous::Full => sqlite::Synchronous::Full,
+            Synchronous::Normal => sqlite::Synchronous::Normal,
+        },
+        busy_timeout: Duration::from_millis(wanted.busy_timeout_ms),
+        reader_threads: wanted.reader_threads,
+        max_commits_per_tx: Some(wanted.max_commits_per_transaction).filter(|&limit| limit > 0),
+        ..options
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    let wanted = &config.partition;
+    let defaults = Settings::default();
+    Settings {
+        batch: QueueLimit {
+            operations: wanted.max_batch_operations,
+            ..defaults.batch
+        },
+        partition_queue: QueueLimit {
+            operations: wanted.queue_operations,
+            bytes: wanted.queue_bytes,
+        },
+        cascade_cap: config.limits.max_cascade_rows,
+        row_cache_bytes: wanted.cache_bytes,
+        tail_bytes: wanted.tail_bytes,
+        idle_after: Duration::from_millis(wanted.idle_stop_ms),
+        ..defaults
+    }
+}
+
+/// Refuses to open development authentication to a network by accident.
+///
+/// # Errors
+/// [`ServeError::InsecureAuth`]
+pub fn check_exposure(config: &Config) -> Result<(), ServeError> {
+    if config.listen.ip().is_loopback() || config.auth.insecure_dev {
+        Ok(())
+    } else {
+        Err(ServeError::InsecureAuth(config.listen))
+    }
+}
+
+/// A server that answers.
+pub struct Running {
+    address: SocketAddr,
+    service: web::Data<Service>,
+    handle: ServerHandle,
+    server: JoinHandle<std::io::Result<()>>,
+}
+
+impl Service {
+    /// A number that names a request in the log and in its error answer.
+    pub fn next_request_id(&self) -> u64 {
+        self.requests.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn new(config: Config, schema: Arc<Schema>, store: Arc<dyn Store>, hooks: Hooks) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let declared: Declared = Arc::new(BTreeSet::new());
+        let parts = Parts {
+            store: Arc::clone(&store),
+            schema: Arc::clone(&schema),
+            hooks: hooks.push,
+            declared: Arc::clone(&declared),
+            clock: Arc::clone(&clock),
+            observer: Arc::new(NoObserver),
+        };
+        let directory = Directory::start(parts, settings(&config));
+        let ttl = i64::try_from(config.segments.ttl_ms).unwrap_or(i64::MAX);
+        Self {
+            segments: SegmentCache::new(config.segments.cache_bytes, ttl),
+            config,
+            schema,
+            store,
+            directory,
+            authenticate: hooks.authenticate,
+            scopes: hooks.scopes,
+            declared,
+            phase: PhaseCell::default(),
+            // Different per process start, so that ids of two runs do not collide in one log.
+            requests: AtomicU64::new(u64::from(std::process::id()) << 40 | clock_bits(&*clock)),
+            clock,
+        }
+    }
+}
+
+fn clock_bits(clock: &dyn Clock) -> u64 {
+    (clock.now_ms().unsigned_abs() & 0xff_ffff) << 16
+}
+
+/// Prepares the database and starts serving `config.listen`. Runs inside an actix system.
+///
+/// # Errors
+/// Everything that keeps the server from answering; nothing stays open then.
+pub async fn start(
+    config: Config,
+    schema: Arc<Schema>,
+    store: Arc<dyn Store>,
+    hooks: Hooks,
+) -> Result<Running, ServeError> {
+    let started = match prepare(config, schema, &store, hooks).await {
+        Ok(service) => listen(service),
+        Err(error) => Err(error),
+    };
+    if started.is_err() {
+        store.close().await;
+    }
+    started
+}
+
+/// Brings the database to the schema and starts the partition actors, without listening.
+///
+/// # Errors
+/// [`ServeError::Storage`]
+pub async fn prepare(
+    config: Config,
+    schema: Arc<Schema>,
+    store: &Arc<dyn Store>,
+    hooks: Hooks,
+) -> Result<web::Data<Service>, ServeError> {
+    let clock = SystemClock;
+    let outcome = store
+        .ensure_schema(Arc::clone(&schema), &[], clock.now_ms())
+        .await?;
+    match outcome {
+        SchemaOutcome::Verified => {
+            tracing::info!(
+                schema_version = schema.version().0,
+                "the database fits the schema"
+            );
+        }
+        SchemaOutcome::Migrated { from } => tracing::info!(
+            from = from.map_or(0, |version| version.0),
+            schema_version = schema.version().0,
+            "the database was migrated"
+        ),
+    }
+    Ok(web::Data::new(Service::new(
+        config,
+        schema,
+        Arc::clone(store),
+        hooks,
+    )))
+}
+
+fn listen(service: web::Data<Service>) -> Result<Running, ServeError> {
+    let config = &service.config;
+    let listen = config.listen;
+    let workers = config.worker_threads();
+    let limits = config.limits.clone();
+    let keep_alive = Duration::from_millis(config.http.keep_alive_ms);
+    let deadline_seconds = config.shutdown.deadline_ms.div_ceil(1000);
+    let data = service.clone();
+    let server = HttpServer::new(move || App::new().app_data(data.clone()).configure(http::routes))
+        .workers(workers)
+        .max_connections(limits.max_connections.div_ceil(workers))
+        .keep_alive(keep_alive)
+        .client_request_timeout(Duration::from_millis(limits.request_timeout_ms))
+        .tcp_nodelay(true)
+        .shutdown_timeout(deadline_seconds)
+        .disable_signals()
+        .bind(listen)
+        .map_err(|source| ServeError::Listen {
+            address: listen,
+            source,
+        })?;
+    let address = server.addrs().first().copied().unwrap_or(listen);
+    let server = server.run();
+    Ok(Running {
+        address,
+        service,
+        handle: server.handle(),
+        server: tokio::task::spawn_local(server),
+    })
+}
+
+impl Running {
+    /// The address it really listens on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What its requests share.
+    pub fn service(&self) -> &Service {
+        &self.service
+    }
+
+    /// Waits until the server ends by itself, which only a failure makes it do.
+    pub async fn failed(&mut self) -> ServeError {
+        let source = match (&mut self.server).await {
+            Ok(Err(error)) => error,
+            Ok(Ok(())) => std::io::Error::other("the server ended"),
+            Err(error) => std::io::Error::other(error),
+        };
+        ServeError::System {
+            context: "serving failed",
+            source,
+        }
+    }
+
+    /// Ends gracefully: readiness fails, accepting stops, requests in flight
+    /// finish, partitions flush, the store closes.
+    ///
+    /// # Errors
+    /// [`ServeError::Forced`] when the configured deadline passes first.
+    pub async fn stop(self) -> Result<(), ServeError> {
+        let settings = self.service.config.shutdown.clone();
+        let deadline = Deadline::after(Duration::from_millis(settings.deadline_ms));
+        self.service.phase.drain();
+        if settings.drain_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(settings.drain_ms)).await;
+        }
+        // A part of the time is kept for what must happen after the last request.
+        let for_requests = deadline.left().mul_f32(0.8);
+        let requests_done = tokio::time::timeout(for_requests, self.handle.stop(true))
+            .await
+            .is_ok();
+        if !requests_done {
+            self.handle.stop(false).await;
+        }
+        let left = self.service.directory.shutdown(deadline.left()).await;
+        let flushed = left == Shutdown::default()
+            && tokio::time::timeout(deadline.left(), self.service.store.close())
+                .await
+                .is_ok();
+        if !requests_done {
+            return Err(ServeError::Forced("requests were still in flight"));
+        }
+        if !flushed {
+            return Err(ServeError::Forced("storage was still busy"));
+        }
+        Ok(())
+    }
+}

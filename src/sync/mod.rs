@@ -1,0 +1,313 @@
+//! One combined round: pushes, then the pull, in the protocol's request order.
+
+pub mod answer;
+mod failure;
+mod pull;
+pub mod segments;
+mod window;
+
+use std::sync::Arc;
+
+use actix_web::web;
+use bytes::Bytes;
+use ssp2::{
+    ErrorCode, PushCommit, Request, RequestFrame, ResponseFrame, Subscription, SyncError,
+    WireVersion,
+};
+use tidegate_actors::{PartitionHandle, PushRequest};
+use tidegate_engine::hooks::Allowed;
+use tidegate_engine::model::{ClientRecord, LogBounds};
+use tidegate_engine::pull::{Identity as Author, SubOutcome, client_record_after};
+use tidegate_engine::round::{
+    Admission, AdmittedRound, AdmittedSub, PullLimits, RoundContext, admit,
+};
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, TableId, gate, scopes};
+use tidegate_store::{Preamble, Touch};
+
+use crate::auth::{Identity, Resolution};
+use crate::server::Service;
+
+pub use answer::Answer;
+pub use failure::Failure;
+
+/// Bodies beyond that are decoded on another thread.
+const DECODE_INLINE_BYTES: usize = 256 * 1024;
+
+/// The registry's authentication time is refreshed at most that often, milliseconds.
+const TOUCH_EVERY_MS: i64 = 5_000;
+
+/// Works off a request body and says what to answer.
+///
+/// `client` is told the client id as soon as it is known, for the log.
+///
+/// # Errors
+/// Anything that fails the request as a whole. After a push became durable its
+/// repetition is safe: stored results answer it.
+pub async fn round(
+    service: &Service,
+    identity: &Identity,
+    body: Bytes,
+    client: &mut Option<ClientId>,
+) -> Result<Answer, Failure> {
+    let request = decode(body).await?;
+    let client_id = client_of(&request)?;
+    *client = Some(client_id.clone());
+
+    let now_ms = service.clock.now_ms();
+    let partition = &identity.partition;
+    let touch = Touch {
+        now_ms,
+        new_epoch: random_epoch()?,
+        refresh_after_ms: TOUCH_EVERY_MS,
+    };
+    let preamble = service
+        .store
+        .read_preamble(partition, &client_id, touch)
+        .await?;
+    let handle = service.directory.partition(partition);
+    handle.observe_epoch(&preamble.registry.log_epoch);
+    if let Some(refusal) =
+        gate::refusal(&preamble.gate, service.schema.version(), &service.declared)
+    {
+        return Err(refusal.into());
+    }
+
+    let known = handle
+        .pending_client(&client_id)
+        .or_else(|| preamble.client.clone());
+    let context = RoundContext {
+        schema: &service.schema,
+        registry: &preamble.registry,
+        client: known.as_ref(),
+        actor: &identity.actor,
+        max_operations: service.config.limits.max_operations,
+    };
+    let (admitted, header) = match admit(&request, &context)? {
+        Admission::HeaderOnly(header) => {
+            return Ok(Answer::header_only(request.version, header.header()));
+        }
+        Admission::Round(round) => Admitted::of(round),
+    };
+    let allowed = resolve(service, identity).await?;
+
+    let mut exchange = Exchange {
+        service,
+        identity,
+        handle: &handle,
+        preamble: &preamble,
+        known,
+        client_id,
+        allowed,
+        version: request.version,
+        now_ms,
+        reached: preamble.bounds.max,
+    };
+    let mut frames = vec![ResponseFrame::Header(header)];
+    let (commits, subscriptions) = split(request.frames);
+    if !commits.is_empty() {
+        exchange.push(commits, &mut frames).await?;
+    }
+    let outcomes = match admitted.limits {
+        None => None,
+        Some(limits) => {
+            let subs: Vec<AdmittedSub<'_>> = subscriptions
+                .iter()
+                .zip(&admitted.tables)
+                .map(|(frame, &table)| AdmittedSub { frame, table })
+                .collect();
+            Some(pull::answer(&exchange, &subs, &limits, &mut frames).await?)
+        }
+    };
+    exchange.remember(outcomes.as_deref()).await?;
+    Ok(Answer {
+        version: exchange.version,
+        frames,
+    })
+}
+
+async fn decode(body: Bytes) -> Result<Request, Failure> {
+    if body.len() <= DECODE_INLINE_BYTES {
+        return Ok(ssp2::decode_request(body)?);
+    }
+    let decoded = web::block(move || ssp2::decode_request(body))
+        .await
+        .map_err(Failure::unavailable)?;
+    Ok(decoded?)
+}
+
+fn client_of(request: &Request) -> Result<ClientId, Failure> {
+    match request.frames.first() {
+        Some(RequestFrame::Header(header)) => Ok(header.client_id.as_str().into()),
+        // The decoder lets no request through that begins otherwise.
+        _ => Err(SyncError::new(
+            ErrorCode::InvalidRequest,
+            "a request begins with its header",
+        )
+        .into()),
+    }
+}
+
+/// 128 unpredictable bits for a partition that has no epoch yet.
+fn random_epoch() -> Result<LogEpoch, Failure> {
+    let mut bits = [0u8; 16];
+    getrandom::fill(&mut bits).map_err(Failure::internal)?;
+    Ok(format!("{:032x}", u128::from_le_bytes(bits)).into())
+}
+
+/// Asks what the actor may see and write (§3.2), once.
+async fn resolve(service: &Service, identity: &Identity) -> Result<Allowed, Failure> {
+    match service.scopes.resolve(identity).await {
+        Resolution::Known(Allowed::Resolved(allowed)) => {
+            scopes::validate_allowed(&service.schema, &allowed)?;
+            Ok(Allowed::Resolved(allowed))
+        }
+        Resolution::Known(Allowed::Failed) => Ok(Allowed::Failed),
+        Resolution::Outage => Err(SyncError::new(
+            ErrorCode::AuthLeaseRequired,
+            "permissions cannot be checked now and there is no lease",
+        )
+        .into()),
+    }
+}
+
+/// What admission says, free of the request's borrow.
+struct Admitted {
+    limits: Option<PullLimits>,
+    tables: Vec<TableId>,
+}
+
+impl Admitted {
+    fn of(round: AdmittedRound<'_>) -> (Self, ssp2::ResponseHeader) {
+        let (limits, tables) = match round.pull {
+            None => (None, Vec::new()),
+            Some(pull) => (
+                Some(pull.limits),
+                pull.subscriptions.iter().map(|sub| sub.table).collect(),
+            ),
+        };
+        (Self { limits, tables }, round.header)
+    }
+}
+
+/// The commits and the subscriptions of a request, moved out of it.
+fn split(frames: Vec<RequestFrame>) -> (Vec<PushCommit>, Vec<Subscription>) {
+    let (mut commits, mut subscriptions) = (Vec::new(), Vec::new());
+    for frame in frames {
+        match frame {
+            RequestFrame::PushCommit(commit) => commits.push(commit),
+            RequestFrame::Subscription(subscription) => subscriptions.push(subscription),
+            RequestFrame::Header(_) | RequestFrame::PullHeader(_) | RequestFrame::Unknown(_) => {}
+        }
+    }
+    (commits, subscriptions)
+}
+
+/// An admitted request on its way.
+struct Exchange<'a> {
+    service: &'a Service,
+    identity: &'a Identity,
+    handle: &'a PartitionHandle,
+    preamble: &'a Preamble,
+    known: Option<ClientRecord>,
+    client_id: ClientId,
+    allowed: Allowed,
+    version: WireVersion,
+    now_ms: i64,
+    /// Newest commit that is known to be durable.
+    reached: CommitSeq,
+}
+
+impl Exchange<'_> {
+    /// Hands the commits to the partition and appends their results in order.
+    async fn push(
+        &mut self,
+        commits: Vec<PushCommit>,
+        frames: &mut Vec<ResponseFrame>,
+    ) -> Result<(), Failure> {
+        let ids: Vec<String> = commits
+            .iter()
+            .map(|commit| commit.client_commit_id.clone())
+            .collect();
+        let bind = self.known.is_none().then(|| self.record(None));
+        let decisions = self
+            .handle
+            .push(PushRequest {
+                client_id: self.client_id.clone(),
+                actor_id: self.identity.actor.clone(),
+                wire: self.version,
+                allowed: self.allowed.clone(),
+                commits,
+                bind: bind.clone(),
+            })
+            .await?;
+        if bind.is_some() {
+            self.known = bind;
+        }
+        for (decision, id) in decisions.iter().zip(&ids) {
+            if let Some(seq) = decision.result().and_then(|result| result.commit_seq) {
+                self.reached = self.reached.max(seq);
+            }
+            frames.extend(decision.to_frames(id));
+        }
+        Ok(())
+    }
+
+    /// Bounds of the log as far as this request has seen it.
+    fn bounds(&self) -> LogBounds {
+        LogBounds {
+            max: self.reached,
+            horizon: self.preamble.bounds.horizon,
+        }
+    }
+
+    fn record(&self, outcomes: Option<&[SubOutcome]>) -> ClientRecord {
+        client_record_after(
+            self.known.as_ref(),
+            Author {
+                client_id: self.client_id.clone(),
+                actor_id: self.identity.actor.clone(),
+                wire_version: self.version,
+                now_ms: self.now_ms,
+            },
+            outcomes,
+        )
+    }
+
+    /// Stores what is remembered of the client (§4.1). A new client's binding is
+    /// durable before it is answered; the rest may be written a little later.
+    async fn remember(&self, outcomes: Option<&[SubOutcome]>) -> Result<(), Failure> {
+        let record = self.record(outcomes);
+        if self.known.is_none() {
+            self.handle.bind_client(record).await?;
+        } else {
+            self.handle.record_client(record);
+        }
+        Ok(())
+    }
+
+    /// Reads the gate again, after all data reads, and returns the horizon as it is now.
+    async fn verify(&self) -> Result<CommitSeq, Failure> {
+        let (token, bounds) = self
+            .service
+            .store
+            .read_gate(&self.identity.partition)
+            .await?;
+        match gate::judge_after(
+            &self.preamble.gate,
+            &token,
+            self.service.schema.version(),
+            &self.service.declared,
+        ) {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(bounds.horizon),
+        }
+    }
+
+    fn epoch(&self) -> &LogEpoch {
+        &self.preamble.registry.log_epoch
+    }
+
+    fn schema(&self) -> &Arc<tidegate_engine::schema::Schema> {
+        &self.service.schema
+    }
+}
