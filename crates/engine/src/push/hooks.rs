@@ -1,7 +1,7 @@
 //! The host rules a push passes (§5.10.2, §6.6 to §6.9). All are optional and
 //! cost nothing when absent.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -97,6 +97,7 @@ pub struct CandidateReader<'a> {
     schema: &'a Schema,
     staging: &'a Staging<'a>,
     missing: RefCell<Needs>,
+    corrupt: Cell<bool>,
 }
 
 impl<'a> CandidateReader<'a> {
@@ -105,13 +106,14 @@ impl<'a> CandidateReader<'a> {
             schema,
             staging,
             missing: RefCell::default(),
+            corrupt: Cell::new(false),
         }
     }
 
     /// The final state of a row; `None` when absent.
     ///
     /// # Errors
-    /// [`Unread`] when the row has to be read first.
+    /// [`Unread`] when the row has to be read first, or is unreadable.
     pub fn row(&self, table: TableId, row_id: &str) -> Result<Option<CandidateRow>, Unread> {
         let key = RowKey {
             table,
@@ -120,10 +122,11 @@ impl<'a> CandidateReader<'a> {
         match self.staging.lookup(&key) {
             Lookup::Absent { .. } => Ok(None),
             Lookup::Present(current) => {
-                // A row that does not decode fails the commit elsewhere with a
-                // server error; to a rule it is simply not there.
-                let values = current.values(self.schema.table_at(table)).ok();
-                Ok(values.map(|values| CandidateRow {
+                let Ok(values) = current.values(self.schema.table_at(table)) else {
+                    self.corrupt.set(true);
+                    return Err(Unread(()));
+                };
+                Ok(Some(CandidateRow {
                     server_version: current.row.server_version,
                     values,
                 }))
@@ -133,6 +136,12 @@ impl<'a> CandidateReader<'a> {
                 Err(Unread(()))
             }
         }
+    }
+
+    /// Whether a rule asked for a row that does not decode: no verdict of it
+    /// counts, the commit fails with a server error.
+    pub(super) const fn met_corruption(&self) -> bool {
+        self.corrupt.get()
     }
 
     pub(super) fn into_missing(self) -> Needs {

@@ -18,6 +18,7 @@ mod hooks;
 mod needs;
 mod operation;
 mod references;
+mod row_rules;
 mod rows;
 mod staging;
 mod stored_result;
@@ -241,6 +242,9 @@ fn with_evidence<T>(
         reader: &reader,
     };
     let verdict = catch_unwind(AssertUnwindSafe(|| rule(&evidence))).ok();
+    if reader.met_corruption() {
+        return Err(Stop::corrupt());
+    }
     let missing = reader.into_missing();
     if missing == Needs::default() {
         Ok(verdict)

@@ -1,17 +1,13 @@
 //! One operation of a commit, up to its staged write (§3.4, §5.10.3, §6.2, §6.6,
 //! §6.7). The order of the checks is the specification's.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ssp2::{
-    ColumnType, ErrorCode, Operation, OperationKind, OperationOutcome, ScopeValues, SparseRow,
-    Value,
-};
+use ssp2::{ErrorCode, Operation, OperationKind, OperationOutcome, ScopeValues, SparseRow, Value};
 
 use crate::column_versions::ColumnVersions;
-use crate::hooks::{Allowed, RowCheck};
+use crate::hooks::Allowed;
 use crate::keys::render_key;
 use crate::model::{Needs, RowKey, StoredRow};
 use crate::schema::Table;
@@ -21,11 +17,9 @@ use super::Context;
 use super::conflict::{OnAbsent, OnPresent, judge_absent, judge_present};
 use super::decision::{Refusal, Stop};
 use super::hooks::StagedOperation;
-use super::rows::{blob_ids, decode_payload};
+use super::row_rules::{check_blobs, check_row, written};
+use super::rows::decode_payload;
 use super::staging::{Current, Lookup, PresentedReference, Staging};
-
-/// Message of a row rule that failed instead of deciding (§6.7).
-const ROW_VALIDATOR_FAILED: &str = "write validator failed";
 
 /// Judges an operation and stages what it writes.
 pub(super) fn apply(
@@ -418,91 +412,6 @@ fn present(payload: &SparseRow) -> impl Iterator<Item = (usize, &Value)> {
         .iter()
         .enumerate()
         .filter_map(|(ordinal, value)| Some((ordinal, value.as_ref()?)))
-}
-
-/// What a present column holds after the write: the pushed value, or for a crdt
-/// column the merge of both (§5.10.3). A pushed NULL is the empty document, whose
-/// merge leaves what is stored.
-fn written(
-    cx: &Context<'_>,
-    op_index: usize,
-    table: &Table,
-    ordinal: usize,
-    pushed: &Value,
-    stored: Option<&Value>,
-) -> Result<Value, Stop> {
-    if table.columns[ordinal].ty != ColumnType::Crdt {
-        return Ok(pushed.clone());
-    }
-    let Value::Bytes(incoming) = pushed else {
-        return Ok(stored.unwrap_or(&Value::Null).clone());
-    };
-    let stored = match stored {
-        Some(Value::Bytes(state)) => Some(state),
-        _ => None,
-    };
-    let merged = cx.env.hooks.crdt_merger.as_ref().and_then(|merger| {
-        let crdt_type = table.column_info[ordinal].crdt_type.as_deref()?;
-        catch_unwind(AssertUnwindSafe(|| {
-            merger.merge(crdt_type, stored, incoming)
-        }))
-        .ok()?
-    });
-    merged.map(Value::Bytes).ok_or_else(|| {
-        Refusal::error(op_index, ErrorCode::CrdtMergeFailed, "CRDT merger failed").into()
-    })
-}
-
-fn check_blobs(
-    cx: &Context<'_>,
-    op_index: usize,
-    table: &Table,
-    payload: &SparseRow,
-) -> Result<(), Stop> {
-    let stored = |id: &str| {
-        let blobs = cx.env.hooks.blobs.as_ref();
-        blobs.is_some_and(|blobs| blobs.exists(cx.partition, id))
-    };
-    if blob_ids(table, payload).all(|id| stored(&id)) {
-        return Ok(());
-    }
-    Err(Refusal::error(
-        op_index,
-        ErrorCode::BlobNotFound,
-        "a referenced blob is not stored",
-    )
-    .into())
-}
-
-fn check_row(
-    cx: &Context<'_>,
-    op_index: usize,
-    table: &Table,
-    row_id: &str,
-    row: Option<&[Value]>,
-    stored: Option<&[Value]>,
-) -> Result<(), Stop> {
-    let Some(validator) = &cx.env.hooks.row_validator else {
-        return Ok(());
-    };
-    let check = RowCheck {
-        partition: cx.partition,
-        actor: cx.push.actor_id,
-        table,
-        row_id,
-        row,
-        stored,
-    };
-    match catch_unwind(AssertUnwindSafe(|| validator.validate(&check))) {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(rejection)) => Err(Refusal::host(op_index, rejection, ROW_VALIDATOR_FAILED).into()),
-        Err(_) => Err(Refusal::error(
-            op_index,
-            ErrorCode::ConstraintViolation,
-            ROW_VALIDATOR_FAILED,
-        )
-        .into()),
-    }
 }
 
 /// Notes the references that the payload presents, for the check at the end (§6.11).

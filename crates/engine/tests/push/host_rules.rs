@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use ssp2::{ErrorCode, OperationOutcome, Value};
 use tidegate_engine::PartitionId;
 use tidegate_engine::hooks::{HostRejection, RowCheck, ValidateRow};
+use tidegate_engine::model::StoredRow;
 use tidegate_engine::push::{
     BlobLookup, CommitRefusal, Decision, PlanFailure, PlanReactions, PlannedReaction, PushHooks,
     StagedCommit, Step, ValidateCommit, referenced_blobs,
@@ -294,6 +295,19 @@ fn a_whole_commit_rule_gets_rows_that_nobody_had_read() {
     let op = w.whole(V3, "tasks", &task("x"));
     w.applied(push("c1", V3, vec![op]));
     assert_eq!(rule.0.lock().unwrap().len(), 1, "ran without the row");
+}
+
+#[test]
+fn a_whole_commit_rule_that_meets_an_unreadable_row_fails_the_round() {
+    let (mut w, _) = with_sum(10);
+    let key = w.key("tasks", "sum");
+    let mut row = StoredRow::clone(&w.rows[&key]);
+    row.payload = bytes::Bytes::from_static(&[1]);
+    w.rows.insert(key, Arc::new(row));
+    let op = w.whole(V3, "tasks", &task("x"));
+    let steps = w.push_all(&[push("c1", V3, vec![op])]);
+    assert!(matches!(steps[0], Step::Failed(_)), "{steps:?}");
+    assert!(w.results.is_empty());
 }
 
 #[test]
