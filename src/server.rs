@@ -361,3 +361,6 @@ impl Running {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,3 +106,59 @@ fn verify(path: &Path) -> Result<(), InspectError> {
     let same = bytes.iter().zip(&again).take_while(|(a, b)| a == b).count();
     Err(InspectError::Differs(same))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssp2::{PullHeader, Request, RequestFrame, RequestHeader, WireVersion};
+
+    fn message() -> Bytes {
+        ssp2::encode_request(&Request {
+            version: WireVersion::V2,
+            frames: vec![
+                RequestFrame::Header(RequestHeader {
+                    client_id: "c".to_owned(),
+                    schema_version: 1,
+                    log_epoch: None,
+                }),
+                RequestFrame::PullHeader(PullHeader {
+                    limit_commits: 0,
+                    limit_snapshot_rows: 0,
+                    max_snapshot_pages: 0,
+                    accept: 3,
+                }),
+            ],
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn one_bad_file_among_good_ones_fails_the_check() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, bytes: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, bytes).unwrap();
+            path
+        };
+        let message = message();
+        let segment = ssp2::SegmentWriter::new(&ssp2::SegmentHeader {
+            table: "t".to_owned(),
+            schema_version: 1,
+            columns: vec![],
+        })
+        .finish();
+        let good = [write("m", &message), write("s", &segment)];
+        for check in [false, true] {
+            assert_eq!(run(&good, check), Exit::Success);
+            for bad in [
+                write("cut", &message[..message.len() - 1]),
+                write("other", b"something else entirely"),
+                write("empty", b""),
+                folder.path().join("missing"),
+            ] {
+                let files = [bad, good[0].clone(), good[1].clone()];
+                assert_eq!(run(&files, check), Exit::Failure);
+            }
+        }
+    }
+}
