@@ -29,7 +29,10 @@ pub fn run(arguments: &ServeArgs) -> Exit {
 async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
     let config = Layers {
         file: arguments.config.clone(),
-        environment: std::env::vars().collect(),
+        // A variable that is not text cannot be one of ours; `vars` would panic over it.
+        environment: std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect(),
         flags: arguments.overrides(),
     }
     .load()?;
