@@ -11,7 +11,7 @@ use tidegate_engine::push::encode_push_result;
 
 use super::failure::{commit_row_error, during, is_row_constraint, store_error};
 use super::plan::Plan;
-use super::read::{PENDING, STORED_VERSION};
+use super::read::STORED_VERSION;
 use crate::error::{CommitError, StoreError};
 use crate::stored::{blob_ids, encode_scopes, encode_subscriptions};
 
@@ -23,7 +23,7 @@ pub(super) fn write_batch(
     plan: &Plan,
     batch: &CommitBatch,
 ) -> Result<(), CommitError> {
-    pass_gate(connection, batch)?;
+    pass_gate(connection, plan, batch)?;
     for commit in &batch.commits {
         write_commit(connection, plan, batch, commit)?;
     }
@@ -35,17 +35,17 @@ pub(super) fn write_batch(
 
 /// The commit gate (docs/architecture.md): the CAS first, then, on the state it
 /// has serialized with, the published version and the pending checkpoints.
-fn pass_gate(connection: &Connection, batch: &CommitBatch) -> Result<(), CommitError> {
+fn pass_gate(connection: &Connection, plan: &Plan, batch: &CommitBatch) -> Result<(), CommitError> {
     advance_head(connection, batch)?;
     let stored: Option<i32> = connection
         .prepare_cached(STORED_VERSION)
         .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
         .map_err(during(CONTEXT))?;
     let stored = SchemaVersion(stored.unwrap_or(0));
-    if stored != batch.writer_version {
+    if stored != batch.writer_version || stored != plan.version() {
         return Err(CommitError::SchemaChanged { stored });
     }
-    if let Some(pending) = undeclared(connection, stored, |partition, name| {
+    if let Some(pending) = undeclared(connection, plan, |partition, name| {
         batch
             .declared
             .contains(&(partition.to_owned(), name.to_owned()))
@@ -99,17 +99,17 @@ fn advance_head(connection: &Connection, batch: &CommitBatch) -> Result<(), Comm
     Err(CommitError::SequenceMoved)
 }
 
-/// The first incomplete checkpoint at `version` that `declares` does not name.
+/// The first incomplete checkpoint at the running version that `declares` does not name.
 pub(super) fn undeclared(
     connection: &Connection,
-    version: SchemaVersion,
+    plan: &Plan,
     declares: impl Fn(&str, &str) -> bool,
 ) -> Result<Option<PendingCheckpoint>, StoreError> {
     let context = "reading pending checkpoints";
     let mut statement = connection
-        .prepare_cached(PENDING)
+        .prepare_cached(&plan.pending)
         .map_err(during(context))?;
-    let mut rows = statement.query([version.0]).map_err(during(context))?;
+    let mut rows = statement.query([]).map_err(during(context))?;
     while let Some(row) = rows.next().map_err(during(context))? {
         let partition: String = row.get(0).map_err(during(context))?;
         let name: String = row.get(1).map_err(during(context))?;

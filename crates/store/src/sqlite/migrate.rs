@@ -61,7 +61,7 @@ pub(super) fn ensure(
         .iter()
         .map(|declaration| (declaration.partition.as_str(), declaration.name.as_str()))
         .collect();
-    if let Some(pending) = undeclared(&tx, running, |partition, name| {
+    if let Some(pending) = undeclared(&tx, plan, |partition, name| {
         listed.contains(&(partition, name))
     })? {
         return Err(StoreError::CheckpointIncomplete(pending));
@@ -280,6 +280,7 @@ fn rewrite_rows(
         .map_err(during(CONTEXT))?;
     // Every key is above ('', ''), but for a row whose key is exactly that.
     let mut after: Option<(String, String)> = None;
+    let mut rewritten = 0_usize;
     let mut first = tx
         .prepare(&format!(
             "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {name}
@@ -308,6 +309,8 @@ fn rewrite_rows(
             return Ok(());
         };
         after = Some((partition.clone(), row_id.clone()));
+        rewritten += rows.len();
+        tracing::info!(table = %table.name, rewritten, "rewriting stored rows");
         for (partition, row_id, payload) in rows {
             let mut payload = Bytes::from(payload);
             if let Some(stored) = stored {

@@ -145,16 +145,13 @@ impl Store for SqliteStore {
         client: &ClientId,
         touch: Touch,
     ) -> Result<Preamble, StoreError> {
-        let running = self.plan()?.version();
+        let plan = self.plan()?;
         let read = || {
-            let (partition, client) = (partition.clone(), client.clone());
+            let (plan, partition, client) = (Arc::clone(&plan), partition.clone(), client.clone());
             self.readers.run(move |connection| {
-                read::preamble(
-                    connection,
-                    running,
-                    partition.as_str(),
-                    Some(client.as_str()),
-                )
+                readers::in_one_view(connection, |connection| {
+                    read::preamble(connection, &plan, partition.as_str(), Some(client.as_str()))
+                })
             })
         };
         let found = read().await?;
@@ -184,11 +181,13 @@ impl Store for SqliteStore {
         &self,
         partition: &PartitionId,
     ) -> Result<(GateToken, LogBounds), StoreError> {
-        let running = self.plan()?.version();
+        let plan = self.plan()?;
         let partition = partition.clone();
         self.readers
             .run(move |connection| {
-                let found = read::preamble(connection, running, partition.as_str(), None)?;
+                let found = readers::in_one_view(connection, |connection| {
+                    read::preamble(connection, &plan, partition.as_str(), None)
+                })?;
                 Ok((found.gate, found.view.bounds))
             })
             .await

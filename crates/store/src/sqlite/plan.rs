@@ -9,6 +9,7 @@ use tidegate_engine::model::ChildrenKey;
 use tidegate_engine::schema::{Index, Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
+use super::read;
 use crate::stored::owned_index_name;
 
 /// Columns that every app table has, in the order of its declaration; app
@@ -205,13 +206,19 @@ fn children(table: &Table, column: usize) -> Children {
 /// The schema that this process runs, with its statements.
 pub(super) struct Plan {
     pub(super) schema: Arc<Schema>,
+    /// See [`read::pending_statement`].
+    pub(super) pending: String,
     tables: Vec<TablePlan>,
 }
 
 impl Plan {
     pub(super) fn new(schema: Arc<Schema>) -> Self {
         let tables = schema.tables().iter().map(TablePlan::new).collect();
-        Self { schema, tables }
+        Self {
+            pending: read::pending_statement(schema.version()),
+            schema,
+            tables,
+        }
     }
 
     pub(super) fn version(&self) -> SchemaVersion {

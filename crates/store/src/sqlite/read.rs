@@ -24,24 +24,24 @@ use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
 /// The published schema version, NULL when there is none.
 pub(super) const STORED_VERSION: &str =
     "SELECT (SELECT schema_version FROM sync_schema_meta WHERE id=1)";
-/// Incomplete checkpoints at a version, through the partial index.
-pub(super) const PENDING: &str = "SELECT partition, name FROM sync_backfill_checkpoints
- WHERE schema_version=?1 AND state <> 'activated'";
-/// Log bounds and layout floor of a partition.
-pub(super) const BOUNDS: &str = "SELECT p.max_commit_seq, p.horizon_seq,
- (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=?1)
- FROM (SELECT 1) LEFT JOIN sync_partitions AS p ON p.partition=?1";
-/// One statement, so one view without a transaction around it.
-pub(super) const PREAMBLE: &str = "SELECT p.max_commit_seq, p.horizon_seq,
- (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=?1),
- (SELECT schema_version FROM sync_schema_meta WHERE id=1),
- (SELECT json_group_array(json_array(partition, name)) FROM sync_backfill_checkpoints
-  WHERE schema_version=?2 AND state <> 'activated'),
- r.log_epoch, r.epoch_required, r.last_authenticated_at_ms,
- c.client_id, c.actor_id, c.wire_version, c.cursor, c.subscriptions, c.updated_at_ms
- FROM (SELECT 1) LEFT JOIN sync_partitions AS p ON p.partition=?1
- LEFT JOIN sync_partition_registry AS r ON r.partition=?1
- LEFT JOIN sync_clients AS c ON c.partition=?1 AND c.client_id=?3";
+/// Incomplete checkpoints at a version, through the partial index. The version is
+/// part of the text: a parameter beside a partial index makes SQLite plan the
+/// statement again with every binding.
+pub(super) fn pending_statement(version: SchemaVersion) -> String {
+    format!(
+        "SELECT partition, name FROM sync_backfill_checkpoints
+         WHERE schema_version={} AND state <> 'activated'",
+        version.0
+    )
+}
+const BOUNDS: &str = "SELECT max_commit_seq, horizon_seq FROM sync_partitions WHERE partition=?1";
+/// One row per migration; the highest counts.
+const LAYOUTS: &str = "SELECT head_seq FROM tidegate_layouts WHERE partition=?1";
+const REGISTRY: &str = "SELECT log_epoch, epoch_required, last_authenticated_at_ms
+ FROM sync_partition_registry WHERE partition=?1";
+const CLIENT: &str =
+    "SELECT client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms
+ FROM sync_clients WHERE partition=?1 AND client_id=?2";
 pub(super) const PUSH_RESULT: &str = "SELECT result FROM sync_push_results
  WHERE partition=?1 AND client_id=?2 AND client_commit_id=?3";
 pub(super) const TOMBSTONE: &str =
@@ -55,25 +55,29 @@ pub(super) struct View {
     pub(super) layout_floor: CommitSeq,
 }
 
-fn view(row: &Row<'_>) -> rusqlite::Result<View> {
-    let seq = |at| -> rusqlite::Result<CommitSeq> {
-        Ok(CommitSeq(row.get::<_, Option<i64>>(at)?.unwrap_or(0)))
-    };
-    Ok(View {
-        bounds: LogBounds {
-            max: seq(0)?,
-            horizon: seq(1)?,
-        },
-        layout_floor: seq(2)?,
-    })
-}
-
 /// Reads the bounds: the first statement of a snapshot.
 pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, StoreError> {
-    connection
-        .prepare_cached(BOUNDS)
-        .and_then(|mut statement| statement.query_row([partition], view))
-        .map_err(during("reading log bounds"))
+    let read = || {
+        let bounds: Option<(i64, i64)> = connection
+            .prepare_cached(BOUNDS)?
+            .query_row([partition], |row| Ok((row.get(0)?, row.get(1)?)))
+            .optional()?;
+        let (max, horizon) = bounds.unwrap_or_default();
+        let mut floor = 0;
+        let mut statement = connection.prepare_cached(LAYOUTS)?;
+        let mut rows = statement.query([partition])?;
+        while let Some(row) = rows.next()? {
+            floor = floor.max(row.get(0)?);
+        }
+        Ok(View {
+            bounds: LogBounds {
+                max: CommitSeq(max),
+                horizon: CommitSeq(horizon),
+            },
+            layout_floor: CommitSeq(floor),
+        })
+    };
+    read().map_err(during("reading log bounds"))
 }
 
 /// What [`preamble`] found; the registry row may not exist yet.
@@ -98,66 +102,61 @@ impl Found {
     }
 }
 
-/// Everything a request must know first. `client` is `None` for the gate alone.
+/// Everything a request must know first; the caller wraps it in one view. Small
+/// statements on purpose: SQLite would plan one large statement again with every
+/// binding, which costs more than all of these. `client` is `None` for the gate alone.
 pub(super) fn preamble(
     connection: &Connection,
-    running: SchemaVersion,
+    plan: &Plan,
     partition: &str,
     client: Option<&str>,
 ) -> Result<Found, StoreError> {
-    let context = "reading a preamble";
-    let (found, pending) = connection
-        .prepare_cached(PREAMBLE)
-        .and_then(|mut statement| {
-            statement.query_row(params![partition, running.0, client], |row| {
-                let pending: String = row.get(4)?;
-                let log_epoch: Option<String> = row.get(5)?;
-                let registry = match &log_epoch {
-                    Some(epoch) => {
-                        let registry = Registry {
-                            log_epoch: LogEpoch::from(epoch.as_str()),
-                            epoch_required: row.get(6)?,
-                        };
-                        Some((registry, row.get(7)?))
-                    }
-                    None => None,
+    let view = bounds(connection, partition)?;
+    let read = || {
+        let stored_version: Option<i32> = connection
+            .prepare_cached(STORED_VERSION)?
+            .query_row([], |row| row.get(0))?;
+        let mut pending: Vec<PendingCheckpoint> = connection
+            .prepare_cached(&plan.pending)?
+            .query_map([], |row| {
+                Ok(PendingCheckpoint {
+                    partition: row.get(0)?,
+                    name: row.get(1)?,
+                })
+            })?
+            .collect::<rusqlite::Result<_>>()?;
+        pending.sort();
+        let registry = connection
+            .prepare_cached(REGISTRY)?
+            .query_row([partition], |row| {
+                let registry = Registry {
+                    log_epoch: LogEpoch::from(row.get::<_, String>(0)?),
+                    epoch_required: row.get(1)?,
                 };
-                let client = match row.get_ref(8)? {
-                    rusqlite::types::ValueRef::Null => None,
-                    _ => Some(client_record(row, 8)?),
-                };
-                let found = Found {
-                    view: view(row)?,
-                    gate: GateToken {
-                        stored_version: SchemaVersion(row.get::<_, Option<i32>>(3)?.unwrap_or(0)),
-                        log_epoch: log_epoch.map(LogEpoch::from),
-                        pending: Vec::new(),
-                    },
-                    registry,
-                    client,
-                };
-                Ok((found, pending))
+                Ok((registry, row.get(2)?))
             })
+            .optional()?;
+        let client = match client {
+            None => None,
+            Some(id) => connection
+                .prepare_cached(CLIENT)?
+                .query_row([partition, id], |row| client_record(row, 0))
+                .optional()?,
+        };
+        Ok(Found {
+            view,
+            gate: GateToken {
+                stored_version: SchemaVersion(stored_version.unwrap_or(0)),
+                log_epoch: registry
+                    .as_ref()
+                    .map(|(registry, _): &(Registry, i64)| registry.log_epoch.clone()),
+                pending,
+            },
+            registry,
+            client,
         })
-        .map_err(during(context))?;
-    let mut found = found;
-    if pending != "[]" {
-        found.gate.pending = decode_pending(&pending)?;
-    }
-    Ok(found)
-}
-
-fn decode_pending(json: &str) -> Result<Vec<PendingCheckpoint>, StoreError> {
-    let pairs: Vec<(String, String)> =
-        serde_json::from_str(json).map_err(|_| StoreError::Corrupt {
-            what: "the list of pending checkpoints",
-        })?;
-    let mut pending: Vec<PendingCheckpoint> = pairs
-        .into_iter()
-        .map(|(partition, name)| PendingCheckpoint { partition, name })
-        .collect();
-    pending.sort();
-    Ok(pending)
+    };
+    read().map_err(during("reading a preamble"))
 }
 
 /// Columns `client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms` from `at` on.

@@ -66,7 +66,7 @@ impl Opener {
         connection.set_prepared_statement_cache_capacity(self.statement_cache);
         connection
             .execute_batch(
-                "PRAGMA query_only=ON; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-16384; PRAGMA mmap_size=268435456;",
+                "PRAGMA query_only=ON; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-16384;",
             )
             .map_err(during(context))?;
         Ok(connection)
