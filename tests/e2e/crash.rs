@@ -1,0 +1,94 @@
+//! `kill -9` under load: every acknowledged commit is there, none twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tidegate_client::{ClientError, OutcomeStatus, TransportError, WireVersion};
+use tokio::sync::Notify;
+
+use crate::process::Site;
+use crate::scenario::{client, client_over, http, todo};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
+    let site = Site::new();
+    let mut server = site.start(&[]);
+    let mut devices = Vec::new();
+    for n in 0..4 {
+        let id = format!("device-{n}");
+        devices.push(client_over(&id, WireVersion::V3, |_| {}, http(&server.url, &id)));
+    }
+    let mut written = 0;
+    for round in 0..3 {
+        // Every device pushes until the server is gone; the kill comes while all are at it.
+        let acknowledged = Arc::new(AtomicUsize::new(0));
+        let enough = Arc::new(Notify::new());
+        let dead = Arc::new(AtomicBool::new(false));
+        let mut tasks = Vec::new();
+        for (n, mut device) in devices.into_iter().enumerate() {
+            let (acknowledged, enough) = (Arc::clone(&acknowledged), Arc::clone(&enough));
+            let dead = Arc::clone(&dead);
+            tasks.push(tokio::spawn(async move {
+                let mut step = 0;
+                loop {
+                    device.edit([todo(&format!("{round}-{n}-{step}"), "x")]).unwrap();
+                    step += 1;
+                    match device.sync().await {
+                        Ok(_) => {
+                            if acknowledged.fetch_add(1, Ordering::Relaxed) == 40 {
+                                enough.notify_one();
+                            }
+                        }
+                        Err(ClientError::Transport(TransportError::Lost(_))) => {
+                            assert!(dead.load(Ordering::SeqCst), "lost only when killed");
+                            return (device, step);
+                        }
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            }));
+        }
+        enough.notified().await;
+        dead.store(true, Ordering::SeqCst);
+        server.kill();
+        devices = Vec::new();
+        for task in tasks {
+            let (device, steps) = task.await.unwrap();
+            written += steps;
+            devices.push(device);
+        }
+        server = site.start(&[]);
+        let mut moved = Vec::new();
+        for device in devices {
+            moved.push(device.with_transport(|old| http_like(old, &server.url)));
+        }
+        devices = moved;
+        for device in &mut devices {
+            device.sync().await.unwrap();
+            assert_eq!(device.pending().count(), 0);
+        }
+    }
+    let mut seqs: Vec<i64> = devices
+        .iter()
+        .flat_map(|device| device.outcomes())
+        .map(|outcome| match outcome.status {
+            OutcomeStatus::Applied(seq) | OutcomeStatus::Cached(seq) => seq,
+            ref other => panic!("{other:?}"),
+        })
+        .collect();
+    seqs.sort_unstable();
+    let expected: Vec<i64> = (1..=i64::try_from(written).unwrap()).collect();
+    assert_eq!(seqs, expected, "each commit exactly once, in one log without gaps");
+
+    let mut witness = client(&server.url, "witness");
+    witness.sync().await.unwrap();
+    assert_eq!(witness.replica().len("todos"), written);
+    for device in &mut devices {
+        device.sync().await.unwrap();
+        assert_eq!(device.replica().versioned_dump(), witness.replica().versioned_dump());
+    }
+}
+
+fn http_like(old: tidegate_client::HttpTransport, url: &str) -> tidegate_client::HttpTransport {
+    old.at(url)
+}

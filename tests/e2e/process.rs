@@ -1,0 +1,119 @@
+//! A server process of its own for each test, and its folder.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long a process may take to start, stop or reach a condition.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A folder with a database that outlives server processes.
+pub struct Site {
+    dir: TempDir,
+}
+
+impl Site {
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub fn database(&self) -> String {
+        format!("sqlite:{}", self.path("tidegate.db").display())
+    }
+
+    /// Starts a server and waits until it says where it listens.
+    pub fn start(&self, args: &[&str]) -> Server {
+        let mut child = self
+            .command(args)
+            .stdout(Stdio::piped())
+            .stderr(File::create(self.path("server.log")).unwrap())
+            .spawn()
+            .unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let Some(url) = line.trim_end().strip_prefix("tidegate listening on ") else {
+            let _ = child.kill();
+            panic!("the server did not start: {line:?}\n{}", self.log());
+        };
+        Server { url: url.to_owned(), child, stdout }
+    }
+
+    /// The command of [`Self::start`], for tests of a start that fails.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command
+            .arg("serve")
+            .args(["--listen", "127.0.0.1:0", "--database", &self.database()])
+            .args(args)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("server.log")).unwrap_or_default()
+    }
+}
+
+/// A running server; killed when dropped.
+pub struct Server {
+    pub url: String,
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Server {
+    /// `kill -9`.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM.
+    pub fn terminate(&self) {
+        let status =
+            Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for the exit; also checks that standard output held one line only.
+    pub fn wait(mut self) -> ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut self.stdout, &mut rest).unwrap();
+        assert_eq!(rest, "", "standard output is for the one line");
+        status
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A file of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
