@@ -16,21 +16,33 @@ async fn clients_of_all_wire_versions_converge_under_concurrent_writes() {
             let wire = [WireVersion::V1, WireVersion::V2, WireVersion::V3][n % 3];
             let id = format!("device-{n}");
             let keep_local = ConflictPolicy::Always(Resolution::KeepLocal);
-            let mut client =
-                client_over(&id, wire, |config| config.conflicts = keep_local, http(&url, &id));
+            let mut client = client_over(
+                &id,
+                wire,
+                |config| config.conflicts = keep_local,
+                http(&url, &id),
+            );
             for step in 0..25_usize {
                 // Own rows, and rows that everybody writes.
-                client.edit([todo(&format!("own-{n}-{step}"), "mine")]).unwrap();
+                client
+                    .edit([todo(&format!("own-{n}-{step}"), "mine")])
+                    .unwrap();
                 let shared = format!("shared-{}", step % 5);
                 if client.replica().row("todos", &shared).is_some() {
-                    let base = if step % 2 == 0 { Base::Known } else { Base::None };
+                    let base = if step % 2 == 0 {
+                        Base::Known
+                    } else {
+                        Base::None
+                    };
                     let edit = Edit::update("todos", &shared).set("title", format!("{n}/{step}"));
                     client.edit([edit.base(base)]).unwrap();
                 } else {
                     client.edit([todo(&shared, "new")]).unwrap();
                 }
                 if step % 7 == 6 {
-                    client.edit([Edit::delete("todos", format!("own-{n}-{}", step - 1))]).unwrap();
+                    client
+                        .edit([Edit::delete("todos", format!("own-{n}-{}", step - 1))])
+                        .unwrap();
                 }
                 client.sync().await.unwrap();
             }
@@ -50,7 +62,12 @@ async fn clients_of_all_wire_versions_converge_under_concurrent_writes() {
     let expected = witness.replica().versioned_dump();
     assert_eq!(witness.replica().len("todos"), 6 * 25 - 6 * 3 + 5);
     for client in &clients {
-        assert_eq!(client.replica().versioned_dump(), expected, "{}", client.client_id());
+        assert_eq!(
+            client.replica().versioned_dump(),
+            expected,
+            "{}",
+            client.client_id()
+        );
     }
 }
 
@@ -74,7 +91,10 @@ async fn a_small_page_bootstrap_resumes_until_complete() {
     );
     let report = reader.sync().await.unwrap();
     assert!(report.segments >= 9, "{report:?}");
-    assert_eq!(reader.replica().versioned_dump(), writer.replica().versioned_dump());
+    assert_eq!(
+        reader.replica().versioned_dump(),
+        writer.replica().versioned_dump()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -96,7 +116,10 @@ async fn segments_by_reference_give_the_same_rows_as_inline_ones() {
         );
         let report = reader.sync().await.unwrap();
         assert!(report.segments > 0);
-        assert_eq!(reader.replica().versioned_dump(), writer.replica().versioned_dump());
+        assert_eq!(
+            reader.replica().versioned_dump(),
+            writer.replica().versioned_dump()
+        );
     }
 }
 

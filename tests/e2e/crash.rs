@@ -16,7 +16,12 @@ async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
     let mut devices = Vec::new();
     for n in 0..4 {
         let id = format!("device-{n}");
-        devices.push(client_over(&id, WireVersion::V3, |_| {}, http(&server.url, &id)));
+        devices.push(client_over(
+            &id,
+            WireVersion::V3,
+            |_| {},
+            http(&server.url, &id),
+        ));
     }
     let mut written = 0;
     for round in 0..3 {
@@ -31,7 +36,9 @@ async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
             tasks.push(tokio::spawn(async move {
                 let mut step = 0;
                 loop {
-                    device.edit([todo(&format!("{round}-{n}-{step}"), "x")]).unwrap();
+                    device
+                        .edit([todo(&format!("{round}-{n}-{step}"), "x")])
+                        .unwrap();
                     step += 1;
                     match device.sync().await {
                         Ok(_) => {
@@ -60,7 +67,7 @@ async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
         server = site.start(&[]);
         let mut moved = Vec::new();
         for device in devices {
-            moved.push(device.with_transport(|old| http_like(old, &server.url)));
+            moved.push(device.map_transport(|old| old.at(&server.url)));
         }
         devices = moved;
         for device in &mut devices {
@@ -78,17 +85,19 @@ async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
         .collect();
     seqs.sort_unstable();
     let expected: Vec<i64> = (1..=i64::try_from(written).unwrap()).collect();
-    assert_eq!(seqs, expected, "each commit exactly once, in one log without gaps");
+    assert_eq!(
+        seqs, expected,
+        "each commit exactly once, in one log without gaps"
+    );
 
     let mut witness = client(&server.url, "witness");
     witness.sync().await.unwrap();
     assert_eq!(witness.replica().len("todos"), written);
     for device in &mut devices {
         device.sync().await.unwrap();
-        assert_eq!(device.replica().versioned_dump(), witness.replica().versioned_dump());
+        assert_eq!(
+            device.replica().versioned_dump(),
+            witness.replica().versioned_dump()
+        );
     }
-}
-
-fn http_like(old: tidegate_client::HttpTransport, url: &str) -> tidegate_client::HttpTransport {
-    old.at(url)
 }

@@ -47,13 +47,21 @@ async fn every_truncation_and_bit_flip_is_answered_and_the_server_lives_on() {
     let mut server = site.start(&[]);
     let whole = request();
     for length in 0..whole.len() {
-        refusal(post(&server.url, whole.slice(..length)).await, 400, "sync.invalid_request").await;
+        refusal(
+            post(&server.url, whole.slice(..length)).await,
+            400,
+            "sync.invalid_request",
+        )
+        .await;
     }
     for at in 0..whole.len() {
         let mut bytes = whole.to_vec();
         bytes[at] ^= 0x81;
         let status = post(&server.url, bytes).await.status();
-        assert!(status == StatusCode::OK || status == StatusCode::BAD_REQUEST, "{status} at {at}");
+        assert!(
+            status == StatusCode::OK || status == StatusCode::BAD_REQUEST,
+            "{status} at {at}"
+        );
     }
     assert!(server.is_running());
     let mut ada = client(&server.url, "ada");
@@ -75,8 +83,11 @@ async fn the_wrong_content_type_is_415_and_missing_credentials_are_401() {
     refusal(wrong.send().await.unwrap(), 415, "sync.invalid_request").await;
     let anonymous = http.post(&url).header("content-type", SYNC).body(request());
     refusal(anonymous.send().await.unwrap(), 401, "sync.auth_required").await;
-    let empty =
-        http.post(&url).header("content-type", SYNC).header("authorization", "Bearer ").body("");
+    let empty = http
+        .post(&url)
+        .header("content-type", SYNC)
+        .header("authorization", "Bearer ")
+        .body("");
     refusal(empty.send().await.unwrap(), 401, "sync.auth_required").await;
 }
 
@@ -124,14 +135,21 @@ async fn oversized_bodies_and_gzip_bombs_are_refused_without_being_held() {
 async fn an_unserved_schema_version_gets_the_floor_and_nothing_is_processed() {
     let site = Site::new();
     let server = site.start(&[]);
-    let text = std::fs::read_to_string(crate::process::repository("config/schemas/demo.json")).unwrap();
+    let text =
+        std::fs::read_to_string(crate::process::repository("config/schemas/demo.json")).unwrap();
     let mut schema: Value = serde_json::from_str(&text).unwrap();
-    let key = if schema.get("version").is_some() { "version" } else { "schemaVersion" };
+    let key = if schema.get("version").is_some() {
+        "version"
+    } else {
+        "schemaVersion"
+    };
     schema[key] = 7.into();
     let newer = tidegate_client::ClientSchema::from_ir_json(&schema.to_string()).unwrap();
     let config = tidegate_client::ClientConfig::new("future").wire(WireVersion::V1);
     let mut future = tidegate_client::SyncClient::new(config, newer, http(&server.url, "future"));
-    future.subscribe("todos", "todos", [("list_id", vec!["groceries"])]).unwrap();
+    future
+        .subscribe("todos", "todos", [("list_id", vec!["groceries"])])
+        .unwrap();
     future.edit([todo("t1", "from the future")]).unwrap();
     assert!(future.sync().await.is_err());
     let floor = future.schema_floor().unwrap();
@@ -161,7 +179,8 @@ async fn gzip_requests_and_every_response_encoding_work() {
     let transport = http(&server.url, "ada").gzip_requests(true);
     let mut ada = client_over("phone", WireVersion::V3, |_| {}, transport);
     for n in 0..200 {
-        ada.edit([todo(&format!("t{n}"), "the same title again and again")]).unwrap();
+        ada.edit([todo(&format!("t{n}"), "the same title again and again")])
+            .unwrap();
     }
     ada.sync().await.unwrap();
     // A bootstrap of those rows, asked for in each encoding, without a client that decodes.
@@ -180,13 +199,18 @@ async fn gzip_requests_and_every_response_encoding_work() {
         ssp2::RequestFrame::Subscription(ssp2::Subscription {
             id: "s".to_owned(),
             table: "todos".to_owned(),
-            scopes: [("list_id", vec!["groceries".to_owned()])].into_iter().collect(),
+            scopes: [("list_id", vec!["groceries".to_owned()])]
+                .into_iter()
+                .collect(),
             params: None,
             cursor: -1,
             bootstrap_state: None,
         }),
     ];
-    let request = ssp2::Request { version: WireVersion::V1, frames };
+    let request = ssp2::Request {
+        version: WireVersion::V1,
+        frames,
+    };
     let body = ssp2::encode_request(&request).unwrap();
     let plain = Client::builder().no_gzip().no_zstd().build().unwrap();
     let mut answers = Vec::new();

@@ -29,7 +29,10 @@ async fn sigterm_finishes_and_exits_0_and_the_data_is_there_after_a_restart() {
     let server = site.start(&[]);
     let mut witness = client(&server.url, "witness");
     witness.sync().await.unwrap();
-    assert_eq!(witness.replica().versioned_dump(), ada.replica().versioned_dump());
+    assert_eq!(
+        witness.replica().versioned_dump(),
+        ada.replica().versioned_dump()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -37,10 +40,14 @@ async fn health_and_readiness_answer() {
     let site = Site::new();
     let server = site.start(&[]);
     for path in ["healthz", "readyz"] {
-        let response = reqwest::get(format!("{}/{path}", server.url)).await.unwrap();
+        let response = reqwest::get(format!("{}/{path}", server.url))
+            .await
+            .unwrap();
         assert_eq!(response.status().as_u16(), 200, "{path}");
     }
-    let unknown = reqwest::get(format!("{}/nowhere", server.url)).await.unwrap();
+    let unknown = reqwest::get(format!("{}/nowhere", server.url))
+        .await
+        .unwrap();
     assert_eq!(unknown.status().as_u16(), 404);
 }
 
@@ -74,14 +81,23 @@ fn inspect_check_accepts_every_recorded_round_and_valid_vector() {
     let mut args = vec!["inspect", "--check"];
     args.extend(files.iter().map(String::as_str));
     let output = tidegate(&args);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 #[test]
 fn inspect_check_names_an_undecodable_file_and_exits_1() {
     let bad = repository("tests/data/vectors/v1-v2/request/invalid/truncated-no-end.bin");
     let good = repository("tests/data/vectors/v1-v2/request/combined.bin");
-    let output = tidegate(&["inspect", "--check", bad.to_str().unwrap(), good.to_str().unwrap()]);
+    let output = tidegate(&[
+        "inspect",
+        "--check",
+        bad.to_str().unwrap(),
+        good.to_str().unwrap(),
+    ]);
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("truncated-no-end.bin"), "{message}");
@@ -95,7 +111,10 @@ fn inspect_renders_the_canonical_json() {
     assert!(output.status.success());
     let rendered: Value = serde_json::from_slice(&output.stdout).unwrap();
     let expected = std::fs::read(file.with_extension("json")).unwrap();
-    assert_eq!(rendered, serde_json::from_slice::<Value>(&expected).unwrap());
+    assert_eq!(
+        rendered,
+        serde_json::from_slice::<Value>(&expected).unwrap()
+    );
 }
 
 #[test]
@@ -125,6 +144,10 @@ fn check_explains_a_good_schema_and_every_rule_a_bad_one_breaks() {
 fn the_demo_tells_its_story_and_converges() {
     let output = tidegate(&["demo"]);
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{text}\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     assert!(text.to_lowercase().contains("conflict"), "{text}");
 }

@@ -18,7 +18,9 @@ pub struct Site {
 
 impl Site {
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().unwrap() }
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -44,7 +46,11 @@ impl Site {
             let _ = child.kill();
             panic!("the server did not start: {line:?}\n{}", self.log());
         };
-        Server { url: url.to_owned(), child, stdout }
+        Server {
+            url: url.to_owned(),
+            child,
+            stdout,
+        }
     }
 
     /// The command of [`Self::start`], for tests of a start that fails.
@@ -80,8 +86,10 @@ impl Server {
 
     /// Sends SIGTERM.
     pub fn terminate(&self) {
-        let status =
-            Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        let status = Command::new("kill")
+            .args(["-TERM", &self.child.id().to_string()])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 

@@ -24,10 +24,17 @@ async fn a_lost_acknowledgement_replays_as_cached_and_applies_once() {
             "{:?}",
             ada.outcome(&commit)
         );
-        assert_eq!(ada.replica().version("todos", "t1"), Some(1), "applied once");
+        assert_eq!(
+            ada.replica().version("todos", "t1"),
+            Some(1),
+            "applied once"
+        );
         let mut witness = client(&server.url, "witness");
         witness.sync().await.unwrap();
-        assert_eq!(witness.replica().versioned_dump(), ada.replica().versioned_dump());
+        assert_eq!(
+            witness.replica().versioned_dump(),
+            ada.replica().versioned_dump()
+        );
     }
 }
 
@@ -43,14 +50,17 @@ async fn a_lost_rejection_replays_as_itself() {
     let transport = FaultyTransport::new(http(&server.url, "ada"), faults.clone());
     let mut ada = client_over("ada-phone", WireVersion::V3, |_| {}, transport);
     ada.sync().await.unwrap();
-    eve.edit([Edit::update("todos", "t1").set("title", "two")]).unwrap();
+    eve.edit([Edit::update("todos", "t1").set("title", "two")])
+        .unwrap();
     eve.sync().await.unwrap();
     let edit = Edit::update("todos", "t1").set("title", "three");
-    ada.edit([edit.base(tidegate_client::Base::Exact(1))]).unwrap();
+    ada.edit([edit.base(tidegate_client::Base::Exact(1))])
+        .unwrap();
     faults.push(Fault::DropResponse);
     assert!(ada.sync().await.is_err());
     // The row moves on meanwhile; the replayed evidence is still that of the decision.
-    eve.edit([Edit::update("todos", "t1").set("title", "four")]).unwrap();
+    eve.edit([Edit::update("todos", "t1").set("title", "four")])
+        .unwrap();
     eve.sync().await.unwrap();
     ada.sync().await.unwrap();
     let conflicts = ada.conflicts();
@@ -78,7 +88,12 @@ async fn random_losses_never_double_or_lose_a_commit() {
             assert!(faults.injected() > 0);
             faults.clear();
             client.sync().await.unwrap();
-            assert!(client.outcomes().iter().all(tidegate_client::Outcome::is_success));
+            assert!(
+                client
+                    .outcomes()
+                    .iter()
+                    .all(tidegate_client::Outcome::is_success)
+            );
             let mut seqs: Vec<i64> = client
                 .outcomes()
                 .iter()

@@ -30,7 +30,9 @@ pub fn client_over<T: Transport>(
     let mut config = ClientConfig::new(id).wire(wire);
     configure(&mut config);
     let mut client = SyncClient::new(config, schema(), transport);
-    client.subscribe("todos", "todos", [("list_id", vec![LIST])]).unwrap();
+    client
+        .subscribe("todos", "todos", [("list_id", vec![LIST])])
+        .unwrap();
     client
 }
 
@@ -41,5 +43,9 @@ pub fn client(url: &str, id: &str) -> SyncClient<HttpTransport> {
 
 /// A new todo of the shared list.
 pub fn todo(id: &str, title: &str) -> Edit {
-    Edit::upsert("todos").set("id", id).set("list_id", LIST).set("title", title).set("done", false)
+    Edit::upsert("todos")
+        .set("id", id)
+        .set("list_id", LIST)
+        .set("title", title)
+        .set("done", false)
 }

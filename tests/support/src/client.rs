@@ -163,6 +163,25 @@ impl<T: Transport> SyncClient<T> {
         Ok(())
     }
 
+    /// The same device over another transport, for example after the server moved.
+    pub fn map_transport<U: Transport>(self, map: impl FnOnce(T) -> U) -> SyncClient<U> {
+        SyncClient {
+            transport: map(self.transport),
+            config: self.config,
+            schema: self.schema,
+            replica: self.replica,
+            outbox: self.outbox,
+            subscriptions: self.subscriptions,
+            log_epoch: self.log_epoch,
+            lease: self.lease,
+            latest_schema_version: self.latest_schema_version,
+            floor: self.floor,
+            outcomes: self.outcomes,
+            conflicts: self.conflicts,
+            commits_made: self.commits_made,
+        }
+    }
+
     /// Forgets a subscription and evicts its rows; pending edits stay (§4.8). The
     /// next pull leaves it out, which unregisters it.
     pub fn unsubscribe(&mut self, id: &str) {

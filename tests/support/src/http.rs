@@ -55,6 +55,13 @@ impl HttpTransport {
         self
     }
 
+    /// The same credentials at another base.
+    #[must_use]
+    pub fn at(mut self, base: &str) -> Self {
+        base.trim_end_matches('/').clone_into(&mut self.base);
+        self
+    }
+
     async fn send(&self, request: RequestBuilder) -> Result<Bytes, TransportError> {
         let response = request.send().await.map_err(lost)?;
         let status = response.status();
