@@ -63,6 +63,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Run the server
+    #[command(args_override_self = true)]
     Serve(ServeArgs),
     /// Validate and explain a schema
     Check {

@@ -17,8 +17,8 @@ const INFLATE_INLINE_BYTES: usize = 16 * 1024;
 /// Reads the body of a request of media type `expected`.
 ///
 /// # Errors
-/// 415 for another type or an unknown coding, 413 for too many bytes, 400 for a
-/// broken stream: all `sync.invalid_request`.
+/// 415 for another type or an unknown coding, 400 for too many bytes or a broken
+/// stream: all `sync.invalid_request`.
 pub async fn read(
     request: &HttpRequest,
     payload: Payload,
@@ -104,7 +104,7 @@ fn invalid(message: &'static str) -> Refusal {
 }
 
 fn too_large() -> Refusal {
-    invalid("the request body is too large").with_status(413)
+    invalid("the request body is too large")
 }
 
 /// Why a gzip body was refused.
@@ -205,13 +205,13 @@ mod tests {
     }
 
     #[actix_web::test]
-    async fn a_body_over_the_limit_is_413() {
+    async fn a_body_over_the_limit_is_refused() {
         let limits = small();
         let headers = [("content-type", TYPE)];
         assert!(send(&headers, vec![0; 2_000], &limits).await.is_ok());
         assert_eq!(
             send(&headers, vec![0; 2_001], &limits).await,
-            Err((413, REFUSED))
+            Err((400, REFUSED))
         );
         // The declared length alone is enough.
         let (request, mut payload) = TestRequest::post()
@@ -220,7 +220,7 @@ mod tests {
             .to_http_parts();
         let payload = Payload::from_request(&request, &mut payload).await.unwrap();
         let refusal = read(&request, payload, TYPE, &limits).await.unwrap_err();
-        assert_eq!(refusal.status(), 413);
+        assert_eq!(refusal.status(), 400);
     }
 
     #[actix_web::test]

@@ -24,7 +24,7 @@ async fn post(url: &str, body: impl Into<reqwest::Body>) -> Response {
 async fn refusal(response: Response, status: u16, code: &str) {
     assert_eq!(response.status().as_u16(), status);
     assert_eq!(response.headers()["content-type"], "application/json");
-    let body: Value = response.json().await.unwrap();
+    let body: Value = serde_json::from_slice(&response.bytes().await.unwrap()).unwrap();
     assert_eq!(body["code"], code, "{body}");
     for key in ["category", "retryable", "recommendedAction", "message"] {
         assert!(body.get(key).is_some(), "{key} is missing: {body}");

@@ -266,7 +266,7 @@ async fn bodies_that_are_no_request_are_refused_with_their_request_id() {
     assert_eq!(reply.code(), (400, "sync.invalid_request".to_owned()));
     assert_eq!(reply.header("x-request-id").unwrap().len(), 16);
     let reply = send(&service, sync_request(vec![0; 1_001].into())).await;
-    assert_eq!(reply.code(), (413, "sync.invalid_request".to_owned()));
+    assert_eq!(reply.code(), (400, "sync.invalid_request".to_owned()));
     let other = sync_request(Bytes::new()).insert_header(("content-type", "text/plain"));
     let reply = send(&service, other).await;
     assert_eq!(reply.code(), (415, "sync.invalid_request".to_owned()));
