@@ -1,4 +1,5 @@
 //! End-to-end tests: the real binary, real sockets, a real database file.
+#![allow(clippy::unwrap_used)]
 
 mod conflict;
 mod convergence;
