@@ -1,9 +1,9 @@
-//! Decoding: frame payloads, whole messages and the streaming frame decoder.
+//! Decoding: whole messages and frame payloads.
 //!
 //! What is rejected here is exactly the list of §1.7; everything that needs a
 //! schema or other frames' content is request validation and not decided here.
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 
 use crate::details::check_entries;
 use crate::error::{DecodeError, ErrorCode};
@@ -55,7 +55,7 @@ pub enum Frame {
     Response(ResponseFrame),
 }
 
-fn invalid(message: &'static str, offset: usize) -> DecodeError {
+pub(crate) fn invalid(message: &'static str, offset: usize) -> DecodeError {
     DecodeError {
         code: ErrorCode::InvalidRequest,
         message,
@@ -101,27 +101,32 @@ fn decode_whole(
 
 /// The part of decoding that whole-message and streaming decoders share.
 #[derive(Debug, Clone)]
-struct MessageState {
+pub(crate) struct MessageState {
     open: Option<(Envelope, Grammar)>,
 }
 
 impl MessageState {
-    const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { open: None }
     }
 
-    fn open(&mut self, envelope: Envelope) {
+    pub(crate) fn open(&mut self, envelope: Envelope) {
         self.open = Some((envelope, Grammar::new(envelope.kind)));
     }
 
-    fn ended(&self) -> bool {
+    /// Whether the envelope was read.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    pub(crate) fn ended(&self) -> bool {
         self.open
             .as_ref()
             .is_some_and(|(_, grammar)| grammar.ended())
     }
 
     /// Decodes one frame; `None` for END. `at` is the offset of the frame header.
-    fn frame(&mut self, byte: u8, payload: Bytes, at: usize) -> Decoded<Option<Frame>> {
+    pub(crate) fn frame(&mut self, byte: u8, payload: Bytes, at: usize) -> Decoded<Option<Frame>> {
         let Some((envelope, grammar)) = &mut self.open else {
             return Err(invalid("a frame precedes the envelope", at));
         };
@@ -163,124 +168,6 @@ impl MessageState {
         };
         reader.finish("a frame has trailing bytes")?;
         Ok(Some(frame))
-    }
-}
-
-/// Decodes a message as its bytes arrive, holding at most one frame (§1.4).
-#[derive(Debug)]
-pub struct FrameDecoder {
-    kind: MessageKind,
-    max_frame: usize,
-    buffer: BytesMut,
-    consumed: usize,
-    state: MessageState,
-    failed: Option<DecodeError>,
-}
-
-/// What [`FrameDecoder::next_event`] found.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// The envelope header, first.
-    Envelope(Envelope),
-    /// A frame.
-    Frame(Box<Frame>),
-    /// END: the message is complete.
-    End,
-    /// More bytes are needed.
-    Pending,
-}
-
-impl FrameDecoder {
-    /// A decoder for one message of `kind` whose frames are at most `max_frame` bytes each.
-    pub fn new(kind: MessageKind, max_frame: usize) -> Self {
-        Self {
-            kind,
-            max_frame,
-            buffer: BytesMut::new(),
-            consumed: 0,
-            state: MessageState::new(),
-            failed: None,
-        }
-    }
-
-    /// Hands in the next bytes.
-    pub fn push(&mut self, chunk: &[u8]) {
-        self.buffer.extend_from_slice(chunk);
-    }
-
-    /// The next event. A failed message stays failed: the same error comes again.
-    ///
-    /// # Errors
-    /// Any violation of §1.7, a frame above the limit, and bytes after END.
-    pub fn next_event(&mut self) -> Result<Event, DecodeError> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
-        let event = self.step();
-        if let Err(error) = &event {
-            self.failed = Some(error.clone());
-        }
-        event
-    }
-
-    fn step(&mut self) -> Result<Event, DecodeError> {
-        if self.state.ended() {
-            return if self.buffer.is_empty() {
-                Ok(Event::Pending)
-            } else {
-                Err(invalid("bytes follow END", self.consumed))
-            };
-        }
-        if self.state.open.is_none() {
-            let Some(header) = self.buffer.first_chunk::<ENVELOPE_LENGTH>() else {
-                return Ok(Event::Pending);
-            };
-            let envelope = Envelope::parse(*header)?;
-            if envelope.kind != self.kind {
-                return Err(invalid("the message is of the other kind", 6));
-            }
-            self.buffer.advance(ENVELOPE_LENGTH);
-            self.consumed += ENVELOPE_LENGTH;
-            self.state.open(envelope);
-            return Ok(Event::Envelope(envelope));
-        }
-        let Some(head) = self.buffer.first_chunk::<FRAME_HEADER_LENGTH>() else {
-            return Ok(Event::Pending);
-        };
-        let byte = head[0];
-        let length = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
-        if length > self.max_frame {
-            return Err(invalid("a frame is larger than allowed", self.consumed));
-        }
-        if self.buffer.len() - FRAME_HEADER_LENGTH < length {
-            return Ok(Event::Pending);
-        }
-        self.buffer.advance(FRAME_HEADER_LENGTH);
-        let payload = self.buffer.split_to(length).freeze();
-        let at = self.consumed;
-        self.consumed += FRAME_HEADER_LENGTH + length;
-        match self.state.frame(byte, payload, at)? {
-            Some(frame) => Ok(Event::Frame(Box::new(frame))),
-            None => Ok(Event::End),
-        }
-    }
-
-    /// The input is over.
-    ///
-    /// # Errors
-    /// When it ended before END (a truncated message, §1.2 rule 1).
-    pub fn finish(&self) -> Result<(), DecodeError> {
-        if let Some(error) = &self.failed {
-            return Err(error.clone());
-        }
-        if self.state.ended() && self.buffer.is_empty() {
-            Ok(())
-        } else {
-            Err(invalid(
-                "the message ends without END",
-                self.consumed + self.buffer.len(),
-            ))
-        }
     }
 }
 

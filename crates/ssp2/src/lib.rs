@@ -22,8 +22,9 @@ pub mod render;
 pub mod row;
 pub mod scope_map;
 pub mod segment;
+pub mod stream;
 
-pub use decode::{Event, Frame, FrameDecoder, decode_request, decode_response};
+pub use decode::{Frame, decode_request, decode_response};
 pub use details::{DetailsError, RejectionDetails};
 pub use digest::{canonical_json, canonical_scopes, js_number, scope_digest};
 pub use encode::{
@@ -49,3 +50,4 @@ pub use segment::{
     Segment, SegmentHeader, SegmentReader, SegmentRow, SegmentWriter, decode_segment,
     encode_segment, segment_id,
 };
+pub use stream::{Event, FrameDecoder};

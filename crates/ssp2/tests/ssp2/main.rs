@@ -4,6 +4,7 @@
 mod allocation;
 mod arbitrary;
 mod catalogue;
+mod fields;
 mod fixtures;
 mod grammar;
 mod properties;

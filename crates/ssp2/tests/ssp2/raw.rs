@@ -1,7 +1,7 @@
 //! Messages written byte by byte, to say what an encoder would refuse to say.
 
 use bytes::Bytes;
-use ssp2::{DecodeError, Request, Response, decode_request, decode_response};
+use ssp2::{DecodeError, ErrorCode, Request, Response, decode_request, decode_response};
 
 /// A payload under construction.
 #[derive(Clone, Default)]
@@ -153,4 +153,72 @@ pub fn response(frames: &[u8]) -> Message {
             message.frame(*frame, payload(*frame))
         })
         .end()
+}
+
+/// The message a request of these bytes is refused with.
+pub fn refused_request(message: &Message) -> &'static str {
+    let error = message
+        .decode_request()
+        .expect_err("the request is not valid");
+    assert_eq!(error.code, ErrorCode::InvalidRequest);
+    error.message
+}
+
+pub fn refused_response(message: &Message) -> &'static str {
+    let error = message
+        .decode_response()
+        .expect_err("the response is not valid");
+    assert_eq!(error.code, ErrorCode::InvalidRequest);
+    error.message
+}
+
+pub fn pull() -> Message {
+    Message::request(1)
+        .frame(REQ_HEADER, payload(REQ_HEADER))
+        .frame(PULL_HEADER, payload(PULL_HEADER))
+}
+
+pub fn request_with(frame: u8, payload: Payload) -> Message {
+    let message = Message::request(1);
+    if frame == REQ_HEADER {
+        message
+            .frame(frame, payload)
+            .frame(PULL_HEADER, self::payload(PULL_HEADER))
+            .end()
+    } else if frame == SUBSCRIPTION {
+        pull().frame(frame, payload).end()
+    } else {
+        message
+            .frame(REQ_HEADER, self::payload(REQ_HEADER))
+            .frame(frame, payload)
+            .end()
+    }
+}
+
+/// A response that holds `frame` where it may stand.
+pub fn response_with(frame: u8, payload: Payload) -> Message {
+    let header = self::payload(RESP_HEADER);
+    let start = self::payload(SUB_START);
+    let message = Message::response(1);
+    if frame == RESP_HEADER {
+        return message.frame(frame, payload).end();
+    }
+    let message = message.frame(RESP_HEADER, header);
+    match frame {
+        COMMIT | SEGMENT_REF | SEGMENT_INLINE => message
+            .frame(SUB_START, start)
+            .frame(frame, payload)
+            .frame(SUB_END, self::payload(SUB_END))
+            .end(),
+        SUB_END => message.frame(SUB_START, start).frame(frame, payload).end(),
+        SUB_START => message
+            .frame(SUB_START, payload)
+            .frame(SUB_END, self::payload(SUB_END))
+            .end(),
+        DETAILS => message
+            .frame(PUSH_RESULT, self::payload(PUSH_RESULT))
+            .frame(frame, payload)
+            .end(),
+        _ => message.frame(frame, payload).end(),
+    }
 }
