@@ -6,8 +6,10 @@
 #[cfg(feature = "contract")]
 pub mod contract;
 pub mod error;
+mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
+pub mod postgres;
 pub mod sqlite;
 pub mod stored;
 
@@ -23,6 +25,7 @@ use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 
 pub use error::{CommitError, StoreError};
+pub use locked::LockedPartition;
 
 /// Everything a request must know first, read in one step.
 #[derive(Debug, Clone)]
@@ -179,6 +182,18 @@ pub trait Store: Send + Sync + 'static {
 
     /// Writes a group commit durably, or nothing of it.
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError>;
+
+    /// Begins a pessimistic commit: where the backend can, nobody else commits to
+    /// the partition until the value is committed or dropped. For a partition
+    /// that others write to as well, after a lost CAS: the CAS alone starves
+    /// beside a writer that locks the row first. Without such locks it is
+    /// [`Store::read_needs`] and [`Store::commit_batch`].
+    async fn begin_locked<'a>(
+        &'a self,
+        partition: &PartitionId,
+    ) -> Result<Box<dyn LockedPartition + 'a>, StoreError> {
+        Ok(Box::new(locked::Unlocked::new(self, partition)))
+    }
 
     /// Upserts client records (outside of a commit). A record never changes the actor a client is bound to.
     async fn record_clients(

@@ -1,6 +1,6 @@
 //! Encoded values inside columns, the same in every backend: scope maps,
 //! registered subscriptions, blob ids and the names of owned indexes
-//! (docs/storage.md).
+//! (docs/storage.md); and what every backend judges alike in a migration.
 
 use std::fmt;
 
@@ -8,9 +8,12 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value as Json};
 use ssp2::{ColumnType, ScopeLists, ScopeValues, Value, WireVersion};
+use tidegate_engine::SchemaVersion;
 use tidegate_engine::model::RegisteredSubscription;
 use tidegate_engine::schema::Table;
+use tidegate_engine::schema::migration::{MigrationPlan, MigrationRefusal, TableChange};
 
+use crate::Declaration;
 use crate::error::StoreError;
 
 /// Longest identifier that every backend keeps whole, in bytes.
@@ -186,6 +189,48 @@ pub fn blob_ids(table: &Table, values: &[Value]) -> Vec<String> {
     ids.sort_unstable();
     ids.dedup();
     ids
+}
+
+/// Whether changes already in the log have a layout that the new schema cannot
+/// read. A retired table counts: its name may come back with other columns.
+pub(crate) fn changes_layouts(steps: &MigrationPlan) -> bool {
+    !steps.retired.is_empty()
+        || steps
+            .tables
+            .iter()
+            .any(|step| matches!(step.change, TableChange::Appended { .. }))
+}
+
+/// A fence above our own version would lock this process out as well.
+pub(crate) fn check_declaration(
+    declaration: &Declaration,
+    running: SchemaVersion,
+) -> Result<(), StoreError> {
+    let reason = if declaration.name.is_empty() {
+        "its name is empty"
+    } else if declaration.schema_version.0 < 1 {
+        "its schema version is below 1"
+    } else if declaration.schema_version > running {
+        "its schema version is newer than the running one"
+    } else {
+        return Ok(());
+    };
+    Err(StoreError::BadDeclaration {
+        name: declaration.name.clone(),
+        reason,
+    })
+}
+
+/// A migration that the engine does not allow, with every reason.
+pub(crate) fn refused(refusals: &[MigrationRefusal]) -> StoreError {
+    let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+    StoreError::RefusedMigration {
+        table: refusals
+            .first()
+            .map(|refusal| refusal.table.clone())
+            .unwrap_or_default(),
+        reason: reasons.join("; "),
+    }
 }
 
 #[cfg(test)]

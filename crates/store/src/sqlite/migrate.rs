@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 use tidegate_engine::SchemaVersion;
-use tidegate_engine::schema::migration::{self, MigrationPlan, TableChange, rewrite_payload};
+use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
 use tidegate_engine::schema::{StoredLayouts, Table};
 
 use super::catalog::{self, PhysicalColumn};
@@ -15,6 +15,7 @@ use super::core_schema;
 use super::failure::{during, is_row_constraint, store_error};
 use super::plan::{META_COLUMNS, Plan, create_index, create_table, quote, sql_type};
 use crate::error::StoreError;
+use crate::stored::{changes_layouts, check_declaration, refused};
 use crate::{Declaration, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
@@ -142,14 +143,7 @@ fn mark_known(tx: &Connection, version: SchemaVersion) -> Result<(), StoreError>
 }
 
 fn migrate(tx: &Connection, plan: &Plan, stored: &StoredLayouts) -> Result<(), StoreError> {
-    let steps = migration::plan(stored, &plan.schema).map_err(|refusals| {
-        let table = refusals.first().map(|refusal| refusal.table.clone());
-        let reasons: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-        StoreError::RefusedMigration {
-            table: table.unwrap_or_default(),
-            reason: reasons.join("; "),
-        }
-    })?;
+    let steps = migration::plan(stored, &plan.schema).map_err(|refusals| refused(&refusals))?;
     for step in &steps.tables {
         migrate_table(tx, plan.schema.table_at(step.table), &step.change)?;
     }
@@ -178,16 +172,6 @@ fn migrate(tx: &Connection, plan: &Plan, stored: &StoredLayouts) -> Result<(), S
     )
     .map(|_| ())
     .map_err(during(CONTEXT))
-}
-
-/// Whether changes already in the log have a layout that the new schema cannot
-/// read. A retired table counts: its name may come back with other columns.
-fn changes_layouts(steps: &MigrationPlan) -> bool {
-    !steps.retired.is_empty()
-        || steps
-            .tables
-            .iter()
-            .any(|step| matches!(step.change, TableChange::Appended { .. }))
 }
 
 fn migrate_table(tx: &Connection, table: &Table, change: &TableChange) -> Result<(), StoreError> {
@@ -430,21 +414,4 @@ fn install(
         .map_err(during(CONTEXT))?;
     }
     Ok(())
-}
-
-/// A fence above our own version would lock this process out as well.
-fn check_declaration(declaration: &Declaration, running: SchemaVersion) -> Result<(), StoreError> {
-    let reason = if declaration.name.is_empty() {
-        "its name is empty"
-    } else if declaration.schema_version.0 < 1 {
-        "its schema version is below 1"
-    } else if declaration.schema_version > running {
-        "its schema version is newer than the running one"
-    } else {
-        return Ok(());
-    };
-    Err(StoreError::BadDeclaration {
-        name: declaration.name.clone(),
-        reason,
-    })
 }

@@ -1,0 +1,196 @@
+//! The write of a group commit: BEGIN, the gate, every statement and COMMIT in
+//! one network round trip (docs/postgres.md).
+
+use futures_util::future::BoxFuture;
+use tidegate_engine::model::CommitBatch;
+use tokio_postgres::{Error, Statement};
+
+use super::batch::{self, Put, Step};
+use super::connection::{Session, is_echo, references};
+use super::core_schema::BEGIN;
+use super::failure::{commit_error, during, ended_session, is_row_constraint};
+use super::pipeline::in_order;
+use super::plan::Plan;
+use crate::error::CommitError;
+
+const CONTEXT: &str = "writing a batch";
+
+/// Whether the transaction is open already (a locked partition's is).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transaction {
+    Fresh,
+    Open,
+}
+
+/// Writes `batch`; when this returns, no transaction is open on the session, or
+/// the session is in doubt.
+pub(super) async fn write(
+    session: &mut Session,
+    plan: &Plan,
+    batch: &CommitBatch,
+    transaction: Transaction,
+) -> Result<(), CommitError> {
+    if let Some(key) = batch::unstorable(plan, batch) {
+        if transaction == Transaction::Open {
+            session.rollback().await;
+        }
+        return Err(CommitError::Constraint { key: key.cloned() });
+    }
+    match pipelined(session, plan, batch, transaction).await {
+        // Rows stand in their final state, and one may hold a unique value that
+        // another one gives up. One statement per table cannot sort that out.
+        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, batch).await,
+        done => done,
+    }
+}
+
+async fn pipelined(
+    session: &mut Session,
+    plan: &Plan,
+    batch: &CommitBatch,
+    transaction: Transaction,
+) -> Result<(), CommitError> {
+    let mut steps = vec![batch::gate(batch)];
+    steps.extend(batch::steps(plan, batch));
+    let puts = batch::puts(batch);
+    steps.extend(batch::upserts(plan, batch.partition.as_str(), &puts));
+    let statements = match session.prepare_all(steps.iter().map(|step| step.sql)).await {
+        Ok(statements) => statements,
+        Err(error) => {
+            if transaction == Transaction::Open {
+                session.rollback().await;
+            }
+            return Err(during(CONTEXT)(error).into());
+        }
+    };
+    session.in_doubt = true;
+    let client = &session.client;
+    let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::with_capacity(steps.len() + 2);
+    if transaction == Transaction::Fresh {
+        futures.push(Box::pin(client.batch_execute(BEGIN)));
+    }
+    for (step, statement) in steps.iter().zip(&statements) {
+        futures.push(Box::pin(run(session, step, statement)));
+    }
+    futures.push(Box::pin(client.batch_execute("COMMIT")));
+    let steps_sent = futures.len();
+    let outcomes = in_order(futures).await;
+    let commit_sent = outcomes.len() == steps_sent;
+    // The driver calls COMMIT of a failed transaction a success: only all
+    // successes together are one. What follows the first failure is its echo.
+    let failure = outcomes
+        .into_iter()
+        .enumerate()
+        .filter_map(|(at, outcome)| outcome.err().map(|error| (at, error)))
+        .find(|(_, error)| !is_echo(error));
+    let Some((at, error)) = failure else {
+        session.in_doubt = false;
+        return Ok(());
+    };
+    let lost = match error.as_db_error() {
+        None => commit_sent,
+        // A session that ended at an earlier step did not commit; one that ended
+        // at COMMIT may have.
+        Some(db) => commit_sent && ended_session(db) && at + 1 == steps_sent,
+    };
+    if lost {
+        return Err(CommitError::OutcomeUnknown(Box::new(error)));
+    }
+    session.rollback().await;
+    Err(commit_error(plan, CONTEXT, error))
+}
+
+async fn run(session: &Session, step: &Step<'_>, statement: &Statement) -> Result<(), Error> {
+    session
+        .client
+        .execute(statement, &references(&step.params))
+        .await
+        .map(|_| ())
+}
+
+/// The same batch with a savepoint around each row: a refused row is tried again
+/// as long as others still make progress, and the last one refused is named.
+async fn row_by_row(
+    session: &mut Session,
+    plan: &Plan,
+    batch: &CommitBatch,
+) -> Result<(), CommitError> {
+    match attempt_rows(session, plan, batch).await {
+        Ok(()) => {}
+        Err(error) => {
+            session.rollback().await;
+            return Err(error);
+        }
+    }
+    match session.commit().await {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            if error.as_db_error().is_some_and(|db| !ended_session(db)) {
+                session.rollback().await;
+                return Err(commit_error(plan, CONTEXT, error));
+            }
+            Err(CommitError::OutcomeUnknown(Box::new(error)))
+        }
+    }
+}
+
+async fn attempt_rows(
+    session: &mut Session,
+    plan: &Plan,
+    batch: &CommitBatch,
+) -> Result<(), CommitError> {
+    session.begin(BEGIN).await.map_err(during(CONTEXT))?;
+    let gate = batch::gate(batch);
+    for step in std::iter::once(gate).chain(batch::steps(plan, batch)) {
+        let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
+        run(session, &step, &statement)
+            .await
+            .map_err(|error| commit_error(plan, CONTEXT, error))?;
+    }
+    let mut waiting = batch::puts(batch);
+    while !waiting.is_empty() {
+        let before = waiting.len();
+        let mut refused = Vec::new();
+        for put in waiting {
+            if !attempt_row(session, plan, batch, put).await? {
+                refused.push(put);
+            }
+        }
+        if refused.len() == before {
+            return Err(CommitError::Constraint {
+                key: refused.first().map(|put| put.key.clone()),
+            });
+        }
+        waiting = refused;
+    }
+    Ok(())
+}
+
+/// Whether the row was written.
+async fn attempt_row(
+    session: &mut Session,
+    plan: &Plan,
+    batch: &CommitBatch,
+    put: Put<'_>,
+) -> Result<bool, CommitError> {
+    let simple = async |session: &Session, sql: &str| {
+        session
+            .client
+            .batch_execute(sql)
+            .await
+            .map_err(|error| CommitError::from(during(CONTEXT)(error)))
+    };
+    for step in batch::upserts(plan, batch.partition.as_str(), &[put]) {
+        let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
+        simple(session, "SAVEPOINT tidegate_row").await?;
+        match run(session, &step, &statement).await {
+            Ok(()) => simple(session, "RELEASE SAVEPOINT tidegate_row").await?,
+            Err(error) if is_row_constraint(plan, &error) => {
+                simple(session, "ROLLBACK TO SAVEPOINT tidegate_row").await?;
+                return Ok(false);
+            }
+            Err(error) => return Err(commit_error(plan, CONTEXT, error)),
+        }
+    }
+    Ok(true)
+}

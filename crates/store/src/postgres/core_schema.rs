@@ -1,0 +1,290 @@
+//! The `sync_*` tables, the commit gate, the writer fence and Tidegate's own
+//! bookkeeping tables. Names and columns of `sync_*` are an interface shared
+//! with the reference server.
+
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use super::failure::during;
+use crate::error::StoreError;
+
+/// Row ids sort by bytes (`COLLATE "C"`), whatever the database's locale: pages
+/// of rows do, and so must the index that serves them.
+const TABLES: &str = r#"
+CREATE TABLE IF NOT EXISTS sync_schema_meta(
+  id INTEGER PRIMARY KEY CHECK(id=1), schema_version BIGINT NOT NULL,
+  layouts TEXT NOT NULL DEFAULT '{}'
+);
+CREATE TABLE IF NOT EXISTS sync_partitions(
+  partition TEXT PRIMARY KEY,
+  max_commit_seq BIGINT NOT NULL DEFAULT 0, horizon_seq BIGINT NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS sync_partition_registry(
+  partition TEXT PRIMARY KEY, log_epoch TEXT NOT NULL,
+  epoch_required BOOLEAN NOT NULL DEFAULT FALSE, last_authenticated_at_ms BIGINT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS sync_row_scopes(
+  partition TEXT NOT NULL, tbl TEXT NOT NULL, var TEXT NOT NULL,
+  value TEXT NOT NULL, row_id TEXT COLLATE "C" NOT NULL,
+  PRIMARY KEY(partition, tbl, var, value, row_id)
+);
+CREATE INDEX IF NOT EXISTS sync_row_scopes_by_row ON sync_row_scopes(partition, tbl, row_id);
+CREATE TABLE IF NOT EXISTS sync_commits(
+  partition TEXT NOT NULL, commit_seq BIGINT NOT NULL,
+  client_id TEXT NOT NULL, client_commit_id TEXT NOT NULL,
+  actor_id TEXT NOT NULL, created_at_ms BIGINT NOT NULL, writer_version BIGINT,
+  PRIMARY KEY(partition, commit_seq)
+);
+CREATE INDEX IF NOT EXISTS sync_commits_by_time ON sync_commits(partition, created_at_ms);
+CREATE TABLE IF NOT EXISTS sync_changes(
+  partition TEXT NOT NULL, commit_seq BIGINT NOT NULL, idx INTEGER NOT NULL,
+  tbl TEXT NOT NULL, row_id TEXT NOT NULL, op SMALLINT NOT NULL,
+  row_version BIGINT, scopes JSONB NOT NULL, payload BYTEA,
+  PRIMARY KEY(partition, commit_seq, idx)
+);
+CREATE INDEX IF NOT EXISTS sync_changes_by_table ON sync_changes(partition, commit_seq, tbl, idx);
+CREATE TABLE IF NOT EXISTS sync_change_scopes(
+  partition TEXT NOT NULL, tbl TEXT NOT NULL, var TEXT NOT NULL,
+  value TEXT NOT NULL, commit_seq BIGINT NOT NULL,
+  PRIMARY KEY(partition, tbl, var, value, commit_seq)
+);
+CREATE TABLE IF NOT EXISTS sync_push_results(
+  partition TEXT NOT NULL, client_id TEXT NOT NULL,
+  client_commit_id TEXT NOT NULL, result JSONB NOT NULL,
+  PRIMARY KEY(partition, client_id, client_commit_id)
+);
+CREATE TABLE IF NOT EXISTS sync_reactions(
+  partition TEXT NOT NULL, idempotency_key TEXT NOT NULL,
+  type TEXT NOT NULL, version INTEGER NOT NULL, payload JSONB NOT NULL,
+  source_client_id TEXT NOT NULL, source_client_commit_id TEXT NOT NULL,
+  source_commit_seq BIGINT NOT NULL, created_at_ms BIGINT NOT NULL,
+  available_at_ms BIGINT NOT NULL, status TEXT NOT NULL,
+  attempts INTEGER NOT NULL, max_attempts INTEGER NOT NULL,
+  lease_owner TEXT, lease_expires_at_ms BIGINT, completed_at_ms BIGINT, last_failure JSONB,
+  PRIMARY KEY(partition, idempotency_key),
+  CHECK(status IN ('pending', 'leased', 'completed', 'dead-letter'))
+);
+CREATE INDEX IF NOT EXISTS sync_reactions_due
+  ON sync_reactions(partition, status, available_at_ms, created_at_ms, idempotency_key);
+CREATE INDEX IF NOT EXISTS sync_reactions_lease
+  ON sync_reactions(partition, status, lease_expires_at_ms);
+CREATE INDEX IF NOT EXISTS sync_reactions_completed
+  ON sync_reactions(partition, status, completed_at_ms, idempotency_key);
+CREATE INDEX IF NOT EXISTS sync_reactions_dead_letter
+  ON sync_reactions(partition, status, available_at_ms, idempotency_key);
+CREATE TABLE IF NOT EXISTS sync_clients(
+  partition TEXT NOT NULL, client_id TEXT NOT NULL, actor_id TEXT NOT NULL,
+  wire_version INTEGER NOT NULL DEFAULT 1, cursor BIGINT NOT NULL,
+  subscriptions JSONB NOT NULL, updated_at_ms BIGINT NOT NULL,
+  PRIMARY KEY(partition, client_id)
+);
+CREATE TABLE IF NOT EXISTS sync_blob_refs(
+  partition TEXT NOT NULL, tbl TEXT NOT NULL, row_id TEXT NOT NULL, blob_id TEXT NOT NULL,
+  PRIMARY KEY(partition, tbl, row_id, blob_id)
+);
+CREATE INDEX IF NOT EXISTS sync_blob_refs_by_blob ON sync_blob_refs(partition, blob_id);
+CREATE TABLE IF NOT EXISTS sync_tombstones(
+  partition TEXT NOT NULL, tbl TEXT NOT NULL, row_id TEXT NOT NULL, commit_seq BIGINT NOT NULL,
+  PRIMARY KEY(partition, tbl, row_id)
+);
+CREATE TABLE IF NOT EXISTS sync_backfill_checkpoints(
+  partition TEXT NOT NULL, name TEXT NOT NULL, schema_version INTEGER NOT NULL,
+  state TEXT NOT NULL CHECK(state IN ('declared','backfilling','activated')),
+  watermark BIGINT NOT NULL DEFAULT 0, owner_epoch BIGINT NOT NULL DEFAULT 0,
+  observed_rows BIGINT NOT NULL DEFAULT 0, updated_at_ms BIGINT NOT NULL,
+  PRIMARY KEY(partition, name)
+);
+CREATE INDEX IF NOT EXISTS tidegate_checkpoints_pending
+  ON sync_backfill_checkpoints(schema_version) WHERE state <> 'activated';
+CREATE TABLE IF NOT EXISTS sync_writer_fence(
+  partition TEXT PRIMARY KEY, required_writer_version INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS tidegate_layouts(
+  schema_version INTEGER NOT NULL, partition TEXT NOT NULL, head_seq BIGINT NOT NULL,
+  PRIMARY KEY(partition, schema_version)
+);
+"#;
+
+/// Columns that databases of older programs lack.
+const LATER_COLUMNS: [(&str, &str, &str); 2] = [
+    ("sync_commits", "writer_version", "BIGINT"),
+    ("sync_clients", "wire_version", "INTEGER NOT NULL DEFAULT 1"),
+];
+
+/// What the fence trigger raises.
+pub(super) const FENCE_MESSAGE: &str = "sync.storage.writer_fence_rejected";
+
+/// Refusals of the commit gate, each with an SQLSTATE of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refusal {
+    OutsideTransaction,
+    SequenceMoved,
+    SchemaChanged,
+    CheckpointPending,
+    Fenced,
+}
+
+impl Refusal {
+    pub(super) fn of(code: &SqlState) -> Option<Self> {
+        Some(match code.code() {
+            "TG000" => Self::OutsideTransaction,
+            "TG001" => Self::SequenceMoved,
+            "TG002" => Self::SchemaChanged,
+            "TG003" => Self::CheckpointPending,
+            "TG004" => Self::Fenced,
+            _ => return None,
+        })
+    }
+}
+
+/// Opens a transaction in which the gate may be called. One simple query: if
+/// BEGIN fails, the setting is not made and the gate refuses.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL tidegate.tx = '1'";
+
+/// Calls the gate: partition, expected head, commits, running version, declared
+/// checkpoints as two arrays.
+pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text, $2::bigint, $3::bigint, $4::bigint, $5::text[], $6::text[])";
+
+const GATE_SIGNATURE: &str = "tidegate_commit_gate(text, bigint, bigint, bigint, text[], text[])";
+
+/// The commit gate (docs/postgres.md). The CAS comes first: it waits for the
+/// partition's row and the table, and each statement after it sees what was
+/// committed while it waited. As subqueries of the CAS they would not.
+const GATE_BODY: &str = r"
+DECLARE
+  found_version bigint;
+  found_partition text;
+  found_name text;
+BEGIN
+  IF current_setting('tidegate.tx', true) IS DISTINCT FROM '1'
+     OR current_setting('transaction_isolation') <> 'read committed' THEN
+    RAISE EXCEPTION 'the commit gate was called outside its transaction' USING ERRCODE = 'TG000';
+  END IF;
+  UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_count
+    WHERE p.partition = in_partition AND p.max_commit_seq = in_expected;
+  IF NOT FOUND THEN
+    IF in_expected <> 0 THEN
+      RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
+    END IF;
+    INSERT INTO sync_partitions(partition, max_commit_seq) VALUES (in_partition, in_count)
+      ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+      RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
+    END IF;
+  END IF;
+  SELECT m.schema_version INTO found_version FROM sync_schema_meta AS m WHERE m.id = 1;
+  IF found_version IS DISTINCT FROM in_version THEN
+    RAISE EXCEPTION 'another schema version is published'
+      USING ERRCODE = 'TG002', DETAIL = coalesce(found_version, 0)::text;
+  END IF;
+  SELECT c.partition, c.name INTO found_partition, found_name
+    FROM sync_backfill_checkpoints AS c
+    WHERE c.schema_version = in_version AND c.state <> 'activated'
+      AND NOT EXISTS (
+        SELECT 1 FROM unnest(in_declared_partitions, in_declared_names) AS d(partition, name)
+        WHERE d.partition = c.partition AND d.name = c.name)
+    LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'a checkpoint is pending'
+      USING ERRCODE = 'TG003', DETAIL = json_build_array(found_partition, found_name)::text;
+  END IF;
+  IF in_count = 0 AND EXISTS (
+      SELECT 1 FROM sync_writer_fence AS f
+      WHERE f.partition = in_partition AND f.required_writer_version > in_version) THEN
+    RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
+  END IF;
+END";
+
+const FENCE_SIGNATURE: &str = "tidegate_writer_fence()";
+
+/// Refuses a commit row of a writer older than the partition's fence
+/// (docs/migrations.md rule 3), whichever program inserts it.
+const FENCE_BODY: &str = r"
+BEGIN
+  IF EXISTS (
+      SELECT 1 FROM sync_writer_fence AS f
+      WHERE f.partition = NEW.partition
+        AND (NEW.writer_version IS NULL OR NEW.writer_version < f.required_writer_version)) THEN
+    RAISE EXCEPTION 'sync.storage.writer_fence_rejected';
+  END IF;
+  RETURN NEW;
+END";
+
+/// Processes that start together take turns: `CREATE … IF NOT EXISTS` alone races.
+const START_LOCK: &str = "SELECT pg_advisory_xact_lock(7021786320215110241)";
+
+/// Applies the core schema idempotently, in a transaction of its own. Functions
+/// and trigger are replaced in that transaction, and only when they differ:
+/// there is no moment without a fence.
+pub(super) async fn apply(client: &Client) -> Result<(), StoreError> {
+    let context = "preparing the core tables";
+    let run = async |sql: &str| client.batch_execute(sql).await.map_err(during(context));
+    let holds = async |sql: &str| -> Result<bool, StoreError> {
+        let row = client.query_one(sql, &[]).await.map_err(during(context))?;
+        Ok(row.get(0))
+    };
+    run("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    run(START_LOCK).await?;
+    run(TABLES).await?;
+    for (table, column, definition) in LATER_COLUMNS {
+        let known = format!(
+            "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('{table}')
+               AND attname = '{column}' AND NOT attisdropped)"
+        );
+        if !holds(&known).await? {
+            run(&format!(
+                "ALTER TABLE {table} ADD COLUMN {column} {definition}"
+            ))
+            .await?;
+        }
+    }
+    // A table of another program sorts row ids by the database's locale.
+    let by_bytes = "SELECT EXISTS (SELECT 1 FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation
+        WHERE a.attrelid = to_regclass('sync_row_scopes') AND a.attname = 'row_id' AND c.collname = 'C')";
+    if !holds(by_bytes).await? {
+        run("CREATE INDEX IF NOT EXISTS tidegate_row_scopes_by_bytes
+             ON sync_row_scopes(partition, tbl, var, value, row_id COLLATE \"C\")")
+        .await?;
+    }
+    let function = async |signature: &str, named: &str, returns: &str, body: &str| {
+        let known = client
+            .query_one(
+                "SELECT EXISTS (SELECT 1 FROM pg_proc WHERE oid = to_regprocedure($1)
+                   AND prosrc = $2 AND provolatile = 'v')",
+                &[&signature, &body],
+            )
+            .await
+            .map_err(during(context))?;
+        if known.get(0) {
+            return Ok(());
+        }
+        run(&format!(
+            "CREATE OR REPLACE FUNCTION {named} RETURNS {returns} LANGUAGE plpgsql VOLATILE AS $body${body}$body$"
+        ))
+        .await
+    };
+    function(
+        GATE_SIGNATURE,
+        "tidegate_commit_gate(in_partition text, in_expected bigint, in_count bigint, in_version bigint, \
+         in_declared_partitions text[], in_declared_names text[])",
+        "void",
+        GATE_BODY,
+    )
+    .await?;
+    function(FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY).await?;
+    // BEFORE INSERT FOR EACH ROW is type 7; 'O' and 'A' are enabled.
+    let fenced = format!(
+        "SELECT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass('sync_commits')
+           AND tgname = 'sync_commits_writer_fence' AND tgtype = 7 AND tgenabled IN ('O', 'A')
+           AND tgqual IS NULL AND tgfoid = to_regprocedure('{FENCE_SIGNATURE}'))"
+    );
+    if !holds(&fenced).await? {
+        run(
+            "DROP TRIGGER IF EXISTS sync_commits_writer_fence ON sync_commits;
+             CREATE TRIGGER sync_commits_writer_fence BEFORE INSERT ON sync_commits
+               FOR EACH ROW EXECUTE FUNCTION tidegate_writer_fence()",
+        )
+        .await?;
+    }
+    run("COMMIT").await
+}

@@ -1,0 +1,450 @@
+//! The Postgres backend: a pool of connections with prepared statements, group
+//! commits in one pipelined round trip behind a commit gate in the database, and
+//! repeatable-read snapshots (docs/postgres.md).
+
+mod accepted;
+mod batch;
+mod catalog;
+mod commit;
+mod connection;
+mod core_schema;
+mod failure;
+mod locked;
+mod maintain;
+mod migrate;
+mod options;
+mod pipeline;
+mod plan;
+mod read;
+mod snapshot;
+mod tls;
+mod window;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bb8::{ManageConnection as _, Pool};
+use parking_lot::RwLock;
+use tidegate_engine::gate::GateToken;
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
+use tidegate_engine::schema::Schema;
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
+
+pub use options::{ConnectError, PostgresOptions};
+
+use crate::error::{CommitError, StoreError};
+use crate::{
+    Declaration, LockedPartition, Preamble, Pruned, SchemaOutcome, Snapshot, Store, Touch,
+};
+use commit::Transaction;
+use connection::{Lease, LogFailures, Manager, Session};
+use failure::during;
+use plan::Plan;
+
+/// What the last successful `ensure_schema` ran with.
+struct Ensured {
+    plan: Arc<Plan>,
+    declarations: BTreeSet<Declaration>,
+}
+
+#[derive(Clone)]
+struct Pools {
+    /// Short work.
+    short: Pool<Manager>,
+    /// Snapshots, held as long as their readers are slow.
+    snapshots: Pool<Manager>,
+}
+
+/// A Postgres database behind [`Store`].
+pub struct PostgresStore {
+    manager: Manager,
+    /// `None` once the store is closed.
+    pools: RwLock<Option<Pools>>,
+    /// Held shared by every write: closing waits for them.
+    writes: Arc<tokio::sync::RwLock<()>>,
+    plan: RwLock<Option<Arc<Plan>>>,
+    /// Held during a run, so that concurrent callers share it.
+    ensured: tokio::sync::Mutex<Option<Ensured>>,
+    migration_lock_timeout: Duration,
+}
+
+impl std::fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PostgresStore").finish_non_exhaustive()
+    }
+}
+
+impl PostgresStore {
+    /// Reaches the database and checks that it can serve.
+    ///
+    /// # Errors
+    /// [`ConnectError`]: each kind is one line for the operator.
+    pub async fn connect(options: PostgresOptions) -> Result<Arc<Self>, ConnectError> {
+        let target = options::target(&options)?;
+        let tls = tls::connector(&target.verification)?;
+        let manager = Manager::new(target.config, tls, &options);
+        tokio::time::timeout(options.connect_timeout, manager.probe())
+            .await
+            .unwrap_or_else(|elapsed| Err(ConnectError::Unreachable(Box::new(elapsed))))?;
+        let pool = |size: u32| {
+            Pool::builder()
+                .max_size(size.max(1))
+                .connection_timeout(options.connect_timeout)
+                .test_on_check_out(false)
+                .error_sink(Box::new(LogFailures))
+                .build_unchecked(manager.clone())
+        };
+        let pools = Pools {
+            short: pool(options.pool_size),
+            snapshots: pool(options.snapshot_pool_size),
+        };
+        Ok(Arc::new(Self {
+            pools: RwLock::new(Some(pools)),
+            manager,
+            writes: Arc::new(tokio::sync::RwLock::new(())),
+            plan: RwLock::new(None),
+            ensured: tokio::sync::Mutex::new(None),
+            migration_lock_timeout: options.migration_lock_timeout,
+        }))
+    }
+
+    fn plan(&self) -> Result<Arc<Plan>, StoreError> {
+        self.plan.read().clone().ok_or(StoreError::NotPrepared)
+    }
+
+    async fn lease(&self) -> Result<Lease, StoreError> {
+        take(&self.pools()?.short).await
+    }
+
+    fn pools(&self) -> Result<Pools, StoreError> {
+        self.pools.read().clone().ok_or(StoreError::Closed)
+    }
+
+    /// Work that must not end in the middle because a caller stopped waiting.
+    async fn write<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: AsyncWork<T>,
+    {
+        let guard = Arc::clone(&self.writes).read_owned().await;
+        let mut lease = self.lease().await?;
+        let task = tokio::spawn(async move {
+            let _guard = guard;
+            work.run(&mut lease).await
+        });
+        task.await
+            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))
+    }
+
+    async fn register(&self, partition: &PartitionId, touch: Touch) -> Result<(), StoreError> {
+        self.write(Register {
+            partition: partition.clone(),
+            touch,
+        })
+        .await
+    }
+
+    /// A connection outside the pool, with a migration's timeouts on the session.
+    async fn migration_session(&self) -> Result<Session, StoreError> {
+        self.pools()?;
+        let context = "connecting for a migration";
+        let session = self.manager.connect().await.map_err(during(context))?;
+        let timeout = self
+            .migration_lock_timeout
+            .as_millis()
+            .min(i32::MAX as u128);
+        session
+            .client
+            .batch_execute(&format!(
+                "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0; \
+                 SET lock_timeout = {timeout}"
+            ))
+            .await
+            .map_err(during(context))?;
+        Ok(session)
+    }
+}
+
+/// A connection of a pool.
+async fn take(pool: &Pool<Manager>) -> Result<Lease, StoreError> {
+    loop {
+        let lease = pool.get_owned().await.map_err(|error| match error {
+            bb8::RunError::User(error) => StoreError::Unavailable(Box::new(error)),
+            bb8::RunError::TimedOut => {
+                StoreError::Unavailable("no connection became free in time".into())
+            }
+        })?;
+        // A connection that ended while it was idle is replaced; its drop
+        // takes it out of the pool.
+        if !lease.client.is_closed() {
+            return Ok(lease);
+        }
+    }
+}
+
+/// One write on a leased connection.
+#[async_trait]
+trait AsyncWork<T>: Send + 'static {
+    async fn run(self, session: &mut Session) -> Result<T, StoreError>;
+}
+
+struct Register {
+    partition: PartitionId,
+    touch: Touch,
+}
+
+#[async_trait]
+impl AsyncWork<()> for Register {
+    async fn run(self, session: &mut Session) -> Result<(), StoreError> {
+        maintain::touch(session, self.partition.as_str(), &self.touch).await
+    }
+}
+
+struct RecordClients {
+    partition: PartitionId,
+    clients: Vec<ClientRecord>,
+}
+
+#[async_trait]
+impl AsyncWork<()> for RecordClients {
+    async fn run(self, session: &mut Session) -> Result<(), StoreError> {
+        let context = "recording clients";
+        let step = batch::clients(self.partition.as_str(), &self.clients);
+        let statement = session.prepare(step.sql).await.map_err(during(context))?;
+        session
+            .client
+            .execute(&statement, &connection::references(&step.params))
+            .await
+            .map(|_| ())
+            .map_err(during(context))
+    }
+}
+
+struct Rotate {
+    partition: PartitionId,
+    epoch: LogEpoch,
+    now_ms: i64,
+}
+
+#[async_trait]
+impl AsyncWork<Registry> for Rotate {
+    async fn run(self, session: &mut Session) -> Result<Registry, StoreError> {
+        maintain::rotate_epoch(session, self.partition.as_str(), &self.epoch, self.now_ms).await
+    }
+}
+
+struct Prune {
+    partition: PartitionId,
+    epoch: LogEpoch,
+    through: CommitSeq,
+}
+
+#[async_trait]
+impl AsyncWork<Pruned> for Prune {
+    async fn run(self, session: &mut Session) -> Result<Pruned, StoreError> {
+        maintain::prune(session, self.partition.as_str(), &self.epoch, self.through).await
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn ensure_schema(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        now_ms: i64,
+    ) -> Result<SchemaOutcome, StoreError> {
+        let mut ensured = self.ensured.lock().await;
+        let listed: BTreeSet<Declaration> = declarations.iter().cloned().collect();
+        if let Some(done) = &*ensured
+            && done.plan.version() == schema.version()
+            && done.declarations == listed
+            && done.plan.schema.layouts_json() == schema.layouts_json()
+        {
+            return Ok(SchemaOutcome::Verified);
+        }
+        let plan = Arc::new(Plan::new(schema));
+        let session = self.migration_session().await?;
+        let (running, list) = (Arc::clone(&plan), declarations.to_vec());
+        let task =
+            tokio::spawn(
+                async move { migrate::ensure(&session.client, &running, &list, now_ms).await },
+            );
+        let outcome = task
+            .await
+            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))?;
+        *self.plan.write() = Some(Arc::clone(&plan));
+        *ensured = Some(Ensured {
+            plan,
+            declarations: listed,
+        });
+        Ok(outcome)
+    }
+
+    async fn read_preamble(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+    ) -> Result<Preamble, StoreError> {
+        let running = self.plan()?.version();
+        let name = partition.as_str();
+        if !accepted::text(name) {
+            return Err(StoreError::UnknownPartition);
+        }
+        let found = {
+            let mut lease = self.lease().await?;
+            read::preamble(&mut lease, running, name, Some(client.as_str())).await?
+        };
+        match &found.registry {
+            Some((_, at)) if touch.now_ms.saturating_sub(*at) <= touch.refresh_after_ms => {}
+            Some(_) => {
+                // Nobody's answer depends on the refreshed time: the request does not wait for it.
+                let lease = self.lease().await?;
+                let (partition, mut lease) = (partition.clone(), lease);
+                tokio::spawn(async move {
+                    if let Err(error) =
+                        maintain::touch(&mut lease, partition.as_str(), &touch).await
+                    {
+                        tracing::debug!(
+                            error = &error as &dyn std::error::Error,
+                            "refreshing a partition failed"
+                        );
+                    }
+                });
+            }
+            None => {
+                self.register(partition, touch).await?;
+                let mut lease = self.lease().await?;
+                let found =
+                    read::preamble(&mut lease, running, name, Some(client.as_str())).await?;
+                return found.registered().ok_or(StoreError::UnknownPartition);
+            }
+        }
+        found.registered().ok_or(StoreError::UnknownPartition)
+    }
+
+    async fn read_gate(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<(GateToken, LogBounds), StoreError> {
+        let running = self.plan()?.version();
+        let mut lease = self.lease().await?;
+        let found = read::preamble(&mut lease, running, partition.as_str(), None).await?;
+        Ok((found.gate, found.view.bounds))
+    }
+
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError> {
+        let plan = self.plan()?;
+        let mut lease = self.lease().await?;
+        read::needs(&mut lease, &plan, partition.as_str(), needs).await
+    }
+
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        let plan = self.plan()?;
+        let guard = Arc::clone(&self.writes).read_owned().await;
+        let mut lease = self.lease().await?;
+        // In a task of its own: a caller that stops waiting must not cut it in half.
+        let task = tokio::spawn(async move {
+            let _guard = guard;
+            commit::write(&mut lease, &plan, &batch, Transaction::Fresh).await
+        });
+        task.await
+            .unwrap_or_else(|error| Err(CommitError::OutcomeUnknown(Box::new(error))))
+    }
+
+    async fn begin_locked<'a>(
+        &'a self,
+        partition: &PartitionId,
+    ) -> Result<Box<dyn LockedPartition + 'a>, StoreError> {
+        let plan = self.plan()?;
+        let lease = self.lease().await?;
+        Ok(Box::new(locked::begin(lease, plan, partition).await?))
+    }
+
+    async fn record_clients(
+        &self,
+        partition: &PartitionId,
+        clients: Vec<ClientRecord>,
+    ) -> Result<(), StoreError> {
+        self.write(RecordClients {
+            partition: partition.clone(),
+            clients,
+        })
+        .await
+    }
+
+    async fn snapshot(&self, partition: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError> {
+        let plan = self.plan()?;
+        let lease = take(&self.pools()?.snapshots).await?;
+        Ok(Box::new(snapshot::begin(lease, plan, partition).await?))
+    }
+
+    async fn rotate_epoch(
+        &self,
+        partition: &PartitionId,
+        epoch: LogEpoch,
+        now_ms: i64,
+    ) -> Result<Registry, StoreError> {
+        self.write(Rotate {
+            partition: partition.clone(),
+            epoch,
+            now_ms,
+        })
+        .await
+    }
+
+    async fn prune(
+        &self,
+        partition: &PartitionId,
+        epoch: &LogEpoch,
+        through: CommitSeq,
+    ) -> Result<Pruned, StoreError> {
+        self.write(Prune {
+            partition: partition.clone(),
+            epoch: epoch.clone(),
+            through,
+        })
+        .await
+    }
+
+    async fn commit_before(
+        &self,
+        partition: &PartitionId,
+        created_before_ms: i64,
+    ) -> Result<CommitSeq, StoreError> {
+        let mut lease = self.lease().await?;
+        maintain::commit_before(&mut lease, partition.as_str(), created_before_ms).await
+    }
+
+    async fn list_clients(&self, partition: &PartitionId) -> Result<Vec<ClientRecord>, StoreError> {
+        let mut lease = self.lease().await?;
+        maintain::list_clients(&mut lease, partition.as_str()).await
+    }
+
+    async fn list_partitions(&self) -> Result<Vec<PartitionId>, StoreError> {
+        let mut lease = self.lease().await?;
+        maintain::list_partitions(&mut lease).await
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let lease = self.lease().await?;
+        lease
+            .client
+            .batch_execute("SELECT 1")
+            .await
+            .map_err(during("pinging the database"))
+    }
+
+    async fn close(&self) {
+        *self.pools.write() = None;
+        // Every write holds the other side of this lock until its last answer.
+        let _done = self.writes.write().await;
+    }
+}

@@ -1,0 +1,326 @@
+//! The compiled schema together with the SQL text of each app table, built once
+//! so that a request only looks up prepared statements.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ssp2::ColumnType;
+use tidegate_engine::model::ChildrenKey;
+use tidegate_engine::schema::{Index, Schema, Table};
+use tidegate_engine::{SchemaVersion, TableId};
+
+use crate::stored::owned_index_name;
+
+/// Columns that every app table has, in the order of its declaration; app
+/// columns stand after the second.
+pub(super) struct MetaColumn {
+    pub(super) name: &'static str,
+    /// As `format_type` spells it.
+    pub(super) sql_type: &'static str,
+    pub(super) not_null: bool,
+    /// 1-based position in the primary key, 0 = none.
+    pub(super) key_position: i32,
+}
+
+const fn meta(
+    name: &'static str,
+    sql_type: &'static str,
+    not_null: bool,
+    key_position: i32,
+) -> MetaColumn {
+    MetaColumn {
+        name,
+        sql_type,
+        not_null,
+        key_position,
+    }
+}
+
+pub(super) const META_COLUMNS: [MetaColumn; 6] = [
+    meta("_sync_partition", "text", true, 1),
+    meta("_sync_row_id", "text", true, 2),
+    meta("_sync_server_version", "bigint", true, 0),
+    meta("_sync_scopes", "jsonb", true, 0),
+    meta("_sync_payload", "bytea", true, 0),
+    meta("_sync_column_versions", "bytea", false, 0),
+];
+
+/// An SQL identifier in quotes.
+pub(super) fn quote(identifier: &str) -> String {
+    format!("\"{}\"", identifier.replace('"', "\"\""))
+}
+
+/// The declared SQL type of an app column.
+pub(super) const fn sql_type(ty: ColumnType) -> &'static str {
+    match ty {
+        ColumnType::String | ColumnType::BlobRef => "text",
+        ColumnType::Json => "jsonb",
+        ColumnType::Integer => "bigint",
+        ColumnType::Float => "double precision",
+        ColumnType::Boolean => "boolean",
+        ColumnType::Bytes | ColumnType::Crdt => "bytea",
+    }
+}
+
+/// The type of the array that carries a column's values. JSON travels as text
+/// and is cast on arrival.
+pub(super) const fn array_type(ty: ColumnType) -> &'static str {
+    match ty {
+        ColumnType::String | ColumnType::BlobRef | ColumnType::Json => "text[]",
+        ColumnType::Integer => "bigint[]",
+        ColumnType::Float => "double precision[]",
+        ColumnType::Boolean => "boolean[]",
+        ColumnType::Bytes | ColumnType::Crdt => "bytea[]",
+    }
+}
+
+/// Whether the SQL column may hold NULL. JSON may always: the payload keeps
+/// texts that `jsonb` refuses.
+pub(super) const fn sql_nullable(column: &ssp2::Column) -> bool {
+    column.nullable || matches!(column.ty, ColumnType::Json)
+}
+
+/// `CREATE TABLE IF NOT EXISTS` of an app table.
+pub(super) fn create_table(table: &Table) -> String {
+    let meta = |column: &MetaColumn| {
+        let not_null = if column.not_null { " NOT NULL" } else { "" };
+        let collation = if column.name == "_sync_row_id" {
+            " COLLATE \"C\""
+        } else {
+            ""
+        };
+        format!(
+            "{} {}{collation}{not_null}",
+            quote(column.name),
+            column.sql_type
+        )
+    };
+    let mut columns: Vec<String> = META_COLUMNS[..2].iter().map(meta).collect();
+    if table.materialize {
+        columns.extend(table.columns.iter().map(|column| {
+            let not_null = if sql_nullable(column) {
+                ""
+            } else {
+                " NOT NULL"
+            };
+            format!("{} {}{not_null}", quote(&column.name), sql_type(column.ty))
+        }));
+    }
+    columns.extend(META_COLUMNS[2..].iter().map(meta));
+    format!(
+        "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (\"_sync_partition\", \"_sync_row_id\"))",
+        quote(&table.name),
+        columns.join(", ")
+    )
+}
+
+/// `CREATE INDEX` of a declared index: per partition, unique ones too.
+pub(super) fn create_index(table: &Table, index: &Index) -> String {
+    let columns: Vec<String> = index
+        .columns
+        .iter()
+        .map(|ordinal| quote(&table.columns[*ordinal].name))
+        .collect();
+    format!(
+        "CREATE {}INDEX {} ON {} (\"_sync_partition\", {})",
+        if index.unique { "UNIQUE " } else { "" },
+        quote(&owned_index_name(&index.name)),
+        quote(&table.name),
+        columns.join(", ")
+    )
+}
+
+/// How the children of parent rows are found. Parameters of the statements:
+/// partition, parents, limit.
+pub(super) enum Children {
+    /// Through the reference column's own index.
+    Column {
+        /// Statement.
+        sql: String,
+        /// Type of the column.
+        ty: ColumnType,
+    },
+    /// The reference column is a scope column of a table without SQL columns.
+    Scope {
+        /// Statement; further parameters: table, variable.
+        sql: String,
+        /// Scope variable.
+        variable: String,
+    },
+    /// The reference column is the child's primary key.
+    PrimaryKey,
+    /// Nothing but the payloads knows: a keyed walk over the partition's rows.
+    Payload,
+}
+
+/// An app table's statements.
+pub(super) struct TablePlan {
+    /// Rows by `(partition, row ids)`, each with its position among the ids.
+    pub(super) select: String,
+    /// A page of rows after a row id, in the table's own order: partition, row id, limit.
+    pub(super) walk: String,
+    /// The same from the beginning: partition, limit.
+    pub(super) walk_start: String,
+    /// Parameters: partition, then arrays of row ids, versions, scopes,
+    /// payloads, column versions, and of each app column.
+    pub(super) upsert: String,
+    /// By `(partition, row ids)`.
+    pub(super) delete: String,
+    /// Whether any column is a `blob_ref`.
+    pub(super) has_blobs: bool,
+    children: HashMap<u16, Children>,
+}
+
+/// A stored row's columns, as [`super::read::stored_row`] reads them.
+pub(super) const ROW: &str =
+    "_sync_server_version, _sync_scopes::text, _sync_payload, _sync_column_versions";
+
+impl TablePlan {
+    fn new(table: &Table) -> Self {
+        let name = quote(&table.name);
+        let children = table
+            .references
+            .iter()
+            .filter_map(|reference| {
+                let ordinal = u16::try_from(reference.column).ok()?;
+                Some((ordinal, children(table, reference.column)))
+            })
+            .collect();
+        Self {
+            // A lookup per key, whatever the planner believes of the arrays: a
+            // flat join may become a scan of the partition.
+            select: format!(
+                "SELECT k.position, r.* FROM unnest($2::text[]) WITH ORDINALITY AS k(id, position)
+                 CROSS JOIN LATERAL (SELECT {ROW} FROM {name}
+                   WHERE _sync_partition=$1 AND _sync_row_id=k.id LIMIT 1) AS r"
+            ),
+            walk: format!(
+                "SELECT _sync_row_id, {ROW} FROM {name}
+                 WHERE _sync_partition=$1 AND _sync_row_id>$2 ORDER BY _sync_row_id LIMIT $3"
+            ),
+            walk_start: format!(
+                "SELECT _sync_row_id, {ROW} FROM {name}
+                 WHERE _sync_partition=$1 ORDER BY _sync_row_id LIMIT $2"
+            ),
+            upsert: upsert(table, &name),
+            delete: format!(
+                "DELETE FROM {name} WHERE ctid = ANY(ARRAY(
+                   SELECT r.ctid FROM unnest($2::text[]) AS k(id) CROSS JOIN LATERAL (
+                     SELECT ctid FROM {name} WHERE _sync_partition=$1 AND _sync_row_id=k.id LIMIT 1) AS r))"
+            ),
+            has_blobs: table
+                .columns
+                .iter()
+                .any(|column| column.ty == ColumnType::BlobRef),
+            children,
+        }
+    }
+}
+
+fn upsert(table: &Table, name: &str) -> String {
+    let mut columns = vec!["_sync_partition".to_owned(), "_sync_row_id".to_owned()];
+    let mut values = vec!["$1".to_owned(), "u.id".to_owned()];
+    let mut arrays = vec!["$2::text[]".to_owned()];
+    let mut aliases = vec!["id".to_owned()];
+    let mut add = |column: &str, array: &str, cast: &str| {
+        let alias = format!("v{}", arrays.len());
+        columns.push(quote(column));
+        values.push(format!("u.{alias}{cast}"));
+        arrays.push(format!("${}::{array}", arrays.len() + 2));
+        aliases.push(alias);
+    };
+    add("_sync_server_version", "bigint[]", "");
+    add("_sync_scopes", "text[]", "::jsonb");
+    add("_sync_payload", "bytea[]", "");
+    add("_sync_column_versions", "bytea[]", "");
+    if table.materialize {
+        for column in &table.columns {
+            let cast = if column.ty == ColumnType::Json {
+                "::jsonb"
+            } else {
+                ""
+            };
+            add(&column.name, array_type(column.ty), cast);
+        }
+    }
+    let updates: Vec<String> = columns[2..]
+        .iter()
+        .map(|column| format!("{column}=excluded.{column}"))
+        .collect();
+    format!(
+        "INSERT INTO {name} ({}) SELECT {} FROM unnest({}) AS u({})
+         ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
+        columns.join(", "),
+        values.join(", "),
+        arrays.join(", "),
+        aliases.join(", "),
+        updates.join(", ")
+    )
+}
+
+fn children(table: &Table, column: usize) -> Children {
+    let name = quote(&table.name);
+    let ty = table.columns[column].ty;
+    if column == table.primary_key {
+        return Children::PrimaryKey;
+    }
+    // `jsonb` does not keep the text that a key is rendered from.
+    if table.materialize && ty != ColumnType::Json {
+        // OFFSET 0 keeps the search apart from the order: else a walk of the
+        // partition in key order could look cheaper than the column's index.
+        return Children::Column {
+            sql: format!(
+                "SELECT k.position, r.* FROM unnest($2::{}) WITH ORDINALITY AS k(parent, position)
+                 CROSS JOIN LATERAL (SELECT c.* FROM (
+                     SELECT _sync_row_id COLLATE \"C\" AS row_id, {ROW} FROM {name}
+                     WHERE _sync_partition=$1 AND {}=k.parent OFFSET 0) AS c
+                   ORDER BY c.row_id LIMIT $3) AS r",
+                array_type(ty),
+                quote(&table.columns[column].name)
+            ),
+            ty,
+        };
+    }
+    if let Some(scope) = table.scopes.iter().find(|scope| scope.column == column) {
+        return Children::Scope {
+            sql: format!(
+                "SELECT k.position, s.row_id, r.* FROM unnest($2::text[]) WITH ORDINALITY AS k(parent, position)
+                 CROSS JOIN LATERAL (SELECT i.row_id FROM sync_row_scopes AS i
+                   WHERE i.partition=$1 AND i.tbl=$4 AND i.var=$5 AND i.value=k.parent
+                   ORDER BY i.row_id COLLATE \"C\" LIMIT $3) AS s
+                 CROSS JOIN LATERAL (SELECT {ROW} FROM {name}
+                   WHERE _sync_partition=$1 AND _sync_row_id=s.row_id LIMIT 1) AS r"
+            ),
+            variable: scope.variable.clone(),
+        };
+    }
+    Children::Payload
+}
+
+/// The schema that this process runs, with its statements.
+pub(super) struct Plan {
+    pub(super) schema: Arc<Schema>,
+    tables: Vec<TablePlan>,
+}
+
+impl Plan {
+    pub(super) fn new(schema: Arc<Schema>) -> Self {
+        let tables = schema.tables().iter().map(TablePlan::new).collect();
+        Self { schema, tables }
+    }
+
+    pub(super) fn version(&self) -> SchemaVersion {
+        self.schema.version()
+    }
+
+    pub(super) fn table(&self, id: TableId) -> (&Table, &TablePlan) {
+        (self.schema.table_at(id), &self.tables[usize::from(id.0)])
+    }
+
+    /// How the children of `key` are found; `None` for a column that is no reference.
+    pub(super) fn children(&self, key: &ChildrenKey) -> Option<&Children> {
+        self.tables[usize::from(key.child.0)]
+            .children
+            .get(&key.column)
+    }
+}
