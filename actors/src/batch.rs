@@ -72,7 +72,12 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         service.counters.pushes.add(requests.len());
         service.counters.commits.add(commits);
     }
-    let records = partition.ledger.begin_write(service.settings.flush_clients);
+    let (delay, many) = (service.settings.flush_delay, service.settings.flush_clients);
+    let records = if requests.is_empty() || partition.ledger.is_due(delay, many) {
+        partition.ledger.begin_write(many)
+    } else {
+        Vec::new()
+    };
 
     let abandoned = Abandoned::default();
     let work = GroupCommit::new(

@@ -1,6 +1,7 @@
 //! Client records on their way to the database, and bindings made by this process.
 
 use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidegate_engine::model::ClientRecord;
@@ -27,6 +28,8 @@ pub(crate) struct Ledger {
 #[derive(Debug, Default)]
 struct Records {
     pending: HashMap<ClientId, ClientRecord>,
+    /// Since when a record waits.
+    waiting_since: Option<Instant>,
     writing: HashMap<ClientId, ClientRecord>,
 }
 
@@ -46,10 +49,21 @@ impl Ledger {
         }
         records.pending.insert(record.client_id.clone(), record);
         if len == 0 {
+            records.waiting_since = Some(Instant::now());
             Noted::First
         } else {
             Noted::Queued
         }
+    }
+
+    /// Whether a record has waited for `delay`, or `many` wait. Records change with every
+    /// round of a client; written with every batch they would cost as much as its commit.
+    pub fn is_due(&self, delay: Duration, many: usize) -> bool {
+        let records = self.records.lock();
+        let waited = records
+            .waiting_since
+            .is_none_or(|since| since.elapsed() >= delay);
+        !records.pending.is_empty() && (waited || records.pending.len() >= many)
     }
 
     /// Moves up to `max` records into writing.
@@ -63,6 +77,9 @@ impl Ledger {
                 .filter_map(|id| records.pending.remove(id))
                 .collect()
         };
+        if records.pending.is_empty() {
+            records.waiting_since = None;
+        }
         for record in &taken {
             records
                 .writing

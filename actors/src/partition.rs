@@ -144,7 +144,7 @@ impl PartitionActor {
             .inbox
             .start(service.settings.batch, &service.held_by_all)
         {
-            // Every batch takes pending client records along.
+            // The batch takes client records along that are due.
             self.flush_due = false;
             tokio::spawn(batch::run(Arc::clone(partition), pushes));
         } else if self.flush_due && partition.ledger.has_pending() {

@@ -135,8 +135,22 @@ async fn records_are_written_behind_and_the_newest_wins() {
 }
 
 #[actix::test]
-async fn records_ride_along_with_the_next_batch() {
+async fn a_batch_leaves_records_that_are_not_due() {
     let world = world_with(lazy(), PushHooks::default());
+    world.handle().record_client(record("c", "alice", 7));
+    world.put("k", "r", "t").await;
+    assert_eq!(cursor(&world, "c"), None);
+    let waiting = world.handle().pending_client(&"c".into());
+    assert_eq!(waiting.map(|record| record.cursor), Some(7));
+}
+
+#[actix::test]
+async fn many_records_ride_along_with_the_next_batch() {
+    let settings = Settings {
+        flush_clients: 1,
+        ..lazy()
+    };
+    let world = world_with(settings, PushHooks::default());
     world.handle().record_client(record("c", "alice", 7));
     assert_eq!(cursor(&world, "c"), None);
     world.put("k", "r", "t").await;
@@ -162,6 +176,7 @@ async fn a_failed_write_of_records_is_retried() {
 async fn unwritten_records_are_bounded() {
     let settings = Settings {
         pending_clients: 2,
+        flush_clients: 2,
         ..lazy()
     };
     let world = world_with(settings, PushHooks::default());

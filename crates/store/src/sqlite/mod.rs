@@ -10,6 +10,7 @@ mod merge;
 mod migrate;
 mod options;
 mod plan;
+mod preambles;
 #[cfg(test)]
 mod query_plans;
 mod read;
@@ -36,6 +37,7 @@ use crate::{
 };
 use options::{STATEMENT_CACHE, Scratch};
 use plan::Plan;
+use preambles::Preambles;
 use read::View;
 use readers::{Lease, Opener, Readers};
 use writer::{Lost, Writer};
@@ -50,6 +52,7 @@ struct Ensured {
 pub struct SqliteStore {
     writer: Arc<Writer>,
     readers: Arc<Readers>,
+    preambles: Preambles,
     plan: RwLock<Option<Arc<Plan>>>,
     /// Held during a run, so that concurrent callers share it.
     ensured: tokio::sync::Mutex<Option<Ensured>>,
@@ -88,6 +91,7 @@ impl SqliteStore {
         Ok(Arc::new(Self {
             writer: Arc::new(writer),
             readers: Arc::new(readers),
+            preambles: Preambles::default(),
             plan: RwLock::new(None),
             ensured: tokio::sync::Mutex::new(None),
             _scratch: scratch,
@@ -147,12 +151,9 @@ impl Store for SqliteStore {
     ) -> Result<Preamble, StoreError> {
         let plan = self.plan()?;
         let read = || {
-            let (plan, partition, client) = (Arc::clone(&plan), partition.clone(), client.clone());
-            self.readers.run(move |connection| {
-                readers::in_one_view(connection, |connection| {
-                    read::preamble(connection, &plan, partition.as_str(), Some(client.as_str()))
-                })
-            })
+            let plan = Arc::clone(&plan);
+            self.preambles
+                .read(&self.readers, plan, partition, Some(client))
         };
         let found = read().await?;
         let fresh = match &found.registry {
@@ -182,15 +183,11 @@ impl Store for SqliteStore {
         partition: &PartitionId,
     ) -> Result<(GateToken, LogBounds), StoreError> {
         let plan = self.plan()?;
-        let partition = partition.clone();
-        self.readers
-            .run(move |connection| {
-                let found = readers::in_one_view(connection, |connection| {
-                    read::preamble(connection, &plan, partition.as_str(), None)
-                })?;
-                Ok((found.gate, found.view.bounds))
-            })
-            .await
+        let found = self
+            .preambles
+            .read(&self.readers, plan, partition, None)
+            .await?;
+        Ok((found.gate, found.view.bounds))
     }
 
     async fn read_needs(

@@ -81,6 +81,7 @@ pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, S
 }
 
 /// What [`preamble`] found; the registry row may not exist yet.
+#[derive(Clone)]
 pub(super) struct Found {
     pub(super) view: View,
     pub(super) gate: GateToken,
@@ -136,13 +137,6 @@ pub(super) fn preamble(
                 Ok((registry, row.get(2)?))
             })
             .optional()?;
-        let client = match client {
-            None => None,
-            Some(id) => connection
-                .prepare_cached(CLIENT)?
-                .query_row([partition, id], |row| client_record(row, 0))
-                .optional()?,
-        };
         Ok(Found {
             view,
             gate: GateToken {
@@ -153,10 +147,30 @@ pub(super) fn preamble(
                 pending,
             },
             registry,
-            client,
+            client: None,
         })
     };
-    read().map_err(during("reading a preamble"))
+    let mut found = read().map_err(during("reading a preamble"))?;
+    if let Some(id) = client {
+        found.client = self::client(connection, partition, id)?;
+    }
+    Ok(found)
+}
+
+/// A client's record.
+pub(super) fn client(
+    connection: &Connection,
+    partition: &str,
+    id: &str,
+) -> Result<Option<ClientRecord>, StoreError> {
+    connection
+        .prepare_cached(CLIENT)
+        .and_then(|mut statement| {
+            statement
+                .query_row([partition, id], |row| client_record(row, 0))
+                .optional()
+        })
+        .map_err(during("reading a client record"))
 }
 
 /// Columns `client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms` from `at` on.

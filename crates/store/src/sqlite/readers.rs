@@ -112,6 +112,11 @@ impl Readers {
         Ok(readers)
     }
 
+    /// Queues a short read whose answer takes its own way; `false` after a stop.
+    pub(super) fn queue(&self, work: impl FnOnce(&Connection) + Send + 'static) -> bool {
+        self.shared.push(Box::new(work))
+    }
+
     /// Runs a short read.
     pub(super) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
@@ -206,7 +211,7 @@ impl Readers {
     }
 }
 
-fn read_lost() -> StoreError {
+pub(super) fn read_lost() -> StoreError {
     StoreError::failed("running a read", "the read panicked or the reader stopped")
 }
 

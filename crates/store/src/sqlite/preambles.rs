@@ -1,0 +1,120 @@
+//! Preambles and gate tokens for many requests at once. Requests that wait at the
+//! same time share one view: each partition's token and bounds are read once for
+//! all of them. A view begins only after the last request that it answers has
+//! asked, so every answer is as fresh as a read of its own.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tidegate_engine::{ClientId, PartitionId};
+use tokio::sync::oneshot;
+
+use super::plan::Plan;
+use super::read::{self, Found};
+use super::readers::{Readers, in_one_view, read_lost};
+use crate::error::StoreError;
+
+struct Waiting {
+    partition: PartitionId,
+    client: Option<ClientId>,
+    plan: Arc<Plan>,
+    reply: oneshot::Sender<Result<Found, StoreError>>,
+}
+
+/// The requests that no reader has taken yet.
+#[derive(Clone, Default)]
+pub(super) struct Preambles(Arc<Mutex<Vec<Waiting>>>);
+
+impl Preambles {
+    /// Reads a preamble; without `client` the gate token and the bounds alone.
+    pub(super) async fn read(
+        &self,
+        readers: &Readers,
+        plan: Arc<Plan>,
+        partition: &PartitionId,
+        client: Option<&ClientId>,
+    ) -> Result<Found, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let first = {
+            let mut waiting = self.0.lock();
+            waiting.push(Waiting {
+                partition: partition.clone(),
+                client: client.cloned(),
+                plan,
+                reply,
+            });
+            waiting.len() == 1
+        };
+        if first {
+            let preambles = self.clone();
+            if !readers.queue(move |connection| preambles.serve(connection)) {
+                self.0.lock().clear();
+                return Err(StoreError::Closed);
+            }
+        }
+        answer.await.map_err(|_| read_lost())?
+    }
+
+    fn serve(&self, connection: &Connection) {
+        let mut waiting = std::mem::take(&mut *self.0.lock());
+        waiting.retain(|request| !request.reply.is_closed());
+        waiting.sort_by(|a, b| a.partition.cmp(&b.partition));
+        let mut answers = Vec::with_capacity(waiting.len());
+        let view = in_one_view(connection, |connection| {
+            for group in
+                waiting.chunk_by(|a, b| a.partition == b.partition && Arc::ptr_eq(&a.plan, &b.plan))
+            {
+                read_group(connection, group, &mut answers)?;
+            }
+            Ok(())
+        });
+        if view.is_ok() {
+            for (request, answer) in waiting.into_iter().zip(answers) {
+                let _ = request.reply.send(Ok(answer));
+            }
+            return;
+        }
+        // A failure of the shared view is nobody's own: each request reads for itself.
+        for request in waiting {
+            let answer = in_one_view(connection, |connection| {
+                let client = request.client.as_ref().map(ClientId::as_str);
+                read::preamble(
+                    connection,
+                    &request.plan,
+                    request.partition.as_str(),
+                    client,
+                )
+            });
+            let _ = request.reply.send(answer);
+        }
+    }
+}
+
+/// One answer per request of a partition, in order.
+fn read_group(
+    connection: &Connection,
+    group: &[Waiting],
+    answers: &mut Vec<Found>,
+) -> Result<(), StoreError> {
+    let mut shared: Option<Found> = None;
+    for request in group {
+        let partition = request.partition.as_str();
+        let client = request.client.as_ref().map(ClientId::as_str);
+        let found = match &shared {
+            None => read::preamble(connection, &request.plan, partition, client)?,
+            Some(shared) => Found {
+                client: match client {
+                    Some(client) => read::client(connection, partition, client)?,
+                    None => None,
+                },
+                ..shared.clone()
+            },
+        };
+        if shared.is_none() {
+            shared = Some(found.clone());
+        }
+        answers.push(found);
+    }
+    Ok(())
+}
