@@ -387,7 +387,10 @@ fn scopes_indexed(
 ) -> Result<bool, StoreError> {
     let mut statement = connection
         .prepare_cached(
-            "SELECT var, value FROM sync_row_scopes WHERE partition=?1 AND tbl=?2 AND row_id=?3",
+            // Without the hint SQLite prefers the covering primary key, and walks the
+            // whole table's entries for one row.
+            "SELECT var, value FROM sync_row_scopes INDEXED BY sync_row_scopes_by_row
+             WHERE partition=?1 AND tbl=?2 AND row_id=?3",
         )
         .map_err(during(CONTEXT))?;
     let mut rows = statement

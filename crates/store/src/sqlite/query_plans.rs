@@ -70,7 +70,9 @@ fn offence(step: &str) -> bool {
         (Some("SEARCH"), Some(table)) => {
             let whole_partition =
                 step.ends_with("(partition=?)") || step.ends_with("(_sync_partition=?)");
-            whole_partition && !SMALL.contains(&table)
+            // All of an app table's entries in an index of ours.
+            let whole_table = step.ends_with("(partition=? AND tbl=?)");
+            (whole_partition || whole_table) && !SMALL.contains(&table)
         }
         _ => false,
     }
@@ -81,6 +83,9 @@ fn the_judge_sees_scans() {
     assert!(offence("SCAN sync_changes"));
     assert!(offence(
         "SEARCH sync_changes USING INDEX sync_changes_by_table (partition=?)"
+    ));
+    assert!(offence(
+        "SEARCH sync_row_scopes USING COVERING INDEX x (partition=? AND tbl=?)"
     ));
     assert!(!offence(
         "SEARCH sync_changes USING INDEX sync_changes_by_table (partition=? AND commit_seq=? AND tbl=?)"
