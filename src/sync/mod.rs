@@ -256,7 +256,8 @@ impl Exchange<'_> {
     fn bounds(&self) -> LogBounds {
         LogBounds {
             max: self.reached,
-            horizon: self.preamble.bounds.horizon,
+            // Below it rows may stand in an older layout, which never travels.
+            horizon: self.preamble.pull_floor(),
         }
     }
 
@@ -285,7 +286,8 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Reads the gate again, after all data reads, and returns the horizon as it is now.
+    /// Reads the gate again, after all data reads, and returns the horizon as it is
+    /// now. The layout floor cannot have moved: a migration fails the gate.
     async fn verify(&self) -> Result<CommitSeq, Failure> {
         let (token, bounds) = self
             .service
@@ -299,7 +301,7 @@ impl Exchange<'_> {
             &self.service.declared,
         ) {
             Some(refusal) => Err(refusal.into()),
-            None => Ok(bounds.horizon),
+            None => Ok(bounds.above_layout(self.preamble.layout_floor).horizon),
         }
     }
 

@@ -85,7 +85,8 @@ pub(super) async fn answer(
             None => {
                 let partition = &exchange.identity.partition;
                 let mut snapshot = exchange.service.store.snapshot(partition).await?;
-                let planned = plans(snapshot.bounds());
+                let bounds = snapshot.bounds().above_layout(snapshot.layout_floor());
+                let planned = plans(bounds);
                 from_snapshot(exchange, &mut *snapshot, planned, limits.accept).await?
             }
         };

@@ -5,6 +5,7 @@ mod conflict;
 mod convergence;
 mod crash;
 mod hostile;
+mod migration;
 mod operation;
 mod process;
 mod replay;
