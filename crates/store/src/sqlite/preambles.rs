@@ -118,3 +118,88 @@ fn read_group(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contract::fixture::{compile, document};
+    use crate::sqlite::{SqliteOptions, SqliteStore};
+    use crate::{Store, Touch};
+    use tidegate_engine::ActorId;
+    use tidegate_engine::model::ClientRecord;
+
+    fn touch(epoch: &str) -> Touch {
+        Touch {
+            now_ms: 1,
+            new_epoch: epoch.into(),
+            refresh_after_ms: 1_000,
+        }
+    }
+
+    #[tokio::test]
+    async fn waiting_requests_share_a_view_and_get_their_own_answers() {
+        let options = SqliteOptions {
+            reader_threads: 1,
+            ..SqliteOptions::memory()
+        };
+        let store = SqliteStore::open(options).unwrap();
+        store
+            .ensure_schema(compile(&document()), &[], 1)
+            .await
+            .unwrap();
+        for partition in ["p", "q"] {
+            let (partition, device) = (PartitionId::from(partition), ClientId::from("device"));
+            store
+                .read_preamble(&partition, &device, touch(partition.as_str()))
+                .await
+                .unwrap();
+            let record = ClientRecord {
+                client_id: device,
+                actor_id: ActorId::from(format!("owner-in-{partition}")),
+                wire_version: ssp2::WireVersion::V3,
+                cursor: 7,
+                subscriptions: Vec::new(),
+                updated_at_ms: 1,
+            };
+            store
+                .record_clients(&partition, vec![record])
+                .await
+                .unwrap();
+        }
+
+        // The one reader is busy while six requests arrive.
+        let (release, wait) = std::sync::mpsc::channel::<()>();
+        assert!(store.readers.queue(move |_| {
+            let _ = wait.recv();
+        }));
+        let asked = [
+            ("p", "device"),
+            ("q", "device"),
+            ("p", "stranger"),
+            ("p", "device"),
+            ("q", "stranger"),
+            ("p", "device"),
+        ];
+        let reads = asked.map(|(partition, client)| {
+            let store = Arc::clone(&store);
+            tokio::spawn(async move {
+                let client = ClientId::from(client);
+                store
+                    .read_preamble(&PartitionId::from(partition), &client, touch("unused"))
+                    .await
+            })
+        });
+        while store.preambles.0.lock().len() < asked.len() {
+            tokio::task::yield_now().await;
+        }
+        release.send(()).unwrap();
+        for ((partition, client), read) in asked.into_iter().zip(reads) {
+            let preamble = read.await.unwrap().unwrap();
+            assert_eq!(preamble.registry.log_epoch.as_str(), partition);
+            let owner = preamble.client.map(|record| record.actor_id.to_string());
+            let expected = (client == "device").then(|| format!("owner-in-{partition}"));
+            assert_eq!(owner, expected, "{partition} {client}");
+        }
+        assert!(store.preambles.0.lock().is_empty());
+    }
+}
