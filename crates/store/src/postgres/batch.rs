@@ -1,5 +1,9 @@
 //! A group commit as statements: every row of it as arrays, one statement per
 //! table and kind.
+//!
+//! Every statement writes only where `tidegate.tx` is set, as the transaction's
+//! own BEGIN does. Should that BEGIN fail, each statement behind it would be a
+//! transaction of its own: then none of them writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,17 +35,19 @@ pub(super) struct Put<'a> {
 
 const COMMITS: &str = "INSERT INTO sync_commits(partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, writer_version)
  SELECT $1, u.seq, u.client, u.commit, u.actor, u.at, $2
- FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[]) AS u(seq, client, commit, actor, at)";
+ FROM unnest($3::bigint[], $4::text[], $5::text[], $6::text[], $7::bigint[]) AS u(seq, client, commit, actor, at)
+ WHERE current_setting('tidegate.tx', true)='1'";
 const CHANGES: &str = "INSERT INTO sync_changes(partition, commit_seq, idx, tbl, row_id, op, row_version, scopes, payload)
  SELECT $1, u.seq, u.idx, u.tbl, u.id, u.op, u.version, u.scopes::jsonb, u.payload
  FROM unnest($2::bigint[], $3::int[], $4::text[], $5::text[], $6::smallint[], $7::bigint[], $8::text[], $9::bytea[])
-   AS u(seq, idx, tbl, id, op, version, scopes, payload)";
+   AS u(seq, idx, tbl, id, op, version, scopes, payload)
+ WHERE current_setting('tidegate.tx', true)='1'";
 const CHANGE_SCOPES: &str = "INSERT INTO sync_change_scopes(partition, tbl, var, value, commit_seq)
  SELECT $1, u.tbl, u.var, u.value, u.seq
  FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[]) AS u(tbl, var, value, seq)
- ON CONFLICT DO NOTHING";
+ WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT DO NOTHING";
 /// Entries of rows that their scopes no longer say.
-pub(super) const STALE_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE ctid = ANY(ARRAY(
+pub(super) const STALE_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT s.ctid FROM unnest($2::text[], $3::text[], $4::text[]) AS k(tbl, id, scopes)
    CROSS JOIN LATERAL (SELECT ctid, var, value FROM sync_row_scopes
      WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS s
@@ -49,31 +55,33 @@ pub(super) const STALE_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE cti
 const ROW_SCOPES: &str = "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
  SELECT $1, u.tbl, u.var, u.value, u.id
  FROM unnest($2::text[], $3::text[], $4::text[], $5::text[]) AS u(tbl, var, value, id)
- ON CONFLICT DO NOTHING";
-pub(super) const CLEAR_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE ctid = ANY(ARRAY(
+ WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT DO NOTHING";
+pub(super) const CLEAR_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT s.ctid FROM unnest($2::text[], $3::text[]) AS k(tbl, id)
    CROSS JOIN LATERAL (SELECT ctid FROM sync_row_scopes
      WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS s))";
-pub(super) const CLEAR_BLOB_REFS: &str = "DELETE FROM sync_blob_refs WHERE ctid = ANY(ARRAY(
+pub(super) const CLEAR_BLOB_REFS: &str = "DELETE FROM sync_blob_refs WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT b.ctid FROM unnest($2::text[], $3::text[]) AS k(tbl, id)
    CROSS JOIN LATERAL (SELECT ctid FROM sync_blob_refs
      WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS b))";
 const BLOB_REFS: &str = "INSERT INTO sync_blob_refs(partition, tbl, row_id, blob_id)
- SELECT $1, u.tbl, u.id, u.blob FROM unnest($2::text[], $3::text[], $4::text[]) AS u(tbl, id, blob)";
-pub(super) const CLEAR_TOMBSTONES: &str = "DELETE FROM sync_tombstones WHERE ctid = ANY(ARRAY(
+ SELECT $1, u.tbl, u.id, u.blob FROM unnest($2::text[], $3::text[], $4::text[]) AS u(tbl, id, blob)
+ WHERE current_setting('tidegate.tx', true)='1'";
+pub(super) const CLEAR_TOMBSTONES: &str = "DELETE FROM sync_tombstones WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT t.ctid FROM unnest($2::text[], $3::text[]) AS k(tbl, id)
    CROSS JOIN LATERAL (SELECT ctid FROM sync_tombstones
      WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id LIMIT 1) AS t))";
 const TOMBSTONES: &str = "INSERT INTO sync_tombstones(partition, tbl, row_id, commit_seq)
  SELECT $1, u.tbl, u.id, u.seq FROM unnest($2::text[], $3::text[], $4::bigint[]) AS u(tbl, id, seq)
- ON CONFLICT (partition, tbl, row_id) DO UPDATE SET commit_seq=excluded.commit_seq";
+ WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT (partition, tbl, row_id) DO UPDATE SET commit_seq=excluded.commit_seq";
 /// A result that somebody else has recorded since is never overwritten: the
 /// insert fails, and the batch with it. A rejection moves no sequence number,
 /// so the CAS alone does not see it.
 const RESULTS: &str =
     "INSERT INTO sync_push_results(partition, client_id, client_commit_id, result)
  SELECT $1, u.client, u.commit, u.result::jsonb
- FROM unnest($2::text[], $3::text[], $4::text[]) AS u(client, commit, result)";
+ FROM unnest($2::text[], $3::text[], $4::text[]) AS u(client, commit, result)
+ WHERE current_setting('tidegate.tx', true)='1'";
 /// A record bound to another actor stays as it is.
 const CLIENTS: &str = "INSERT INTO sync_clients(partition, client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms)
  SELECT $1, u.client, u.actor, u.wire, u.cursor, u.subscriptions::jsonb, u.at

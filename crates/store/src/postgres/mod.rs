@@ -15,6 +15,8 @@ mod migrate;
 mod options;
 mod pipeline;
 mod plan;
+#[cfg(test)]
+mod query_plans;
 mod read;
 mod snapshot;
 mod tls;

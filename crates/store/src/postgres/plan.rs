@@ -204,7 +204,7 @@ impl TablePlan {
             ),
             upsert: upsert(table, &name),
             delete: format!(
-                "DELETE FROM {name} WHERE ctid = ANY(ARRAY(
+                "DELETE FROM {name} WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
                    SELECT r.ctid FROM unnest($2::text[]) AS k(id) CROSS JOIN LATERAL (
                      SELECT ctid FROM {name} WHERE _sync_partition=$1 AND _sync_row_id=k.id LIMIT 1) AS r))"
             ),
@@ -249,7 +249,7 @@ fn upsert(table: &Table, name: &str) -> String {
         .collect();
     format!(
         "INSERT INTO {name} ({}) SELECT {} FROM unnest({}) AS u({})
-         ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
+         WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
         columns.join(", "),
         values.join(", "),
         arrays.join(", "),
