@@ -480,3 +480,21 @@ async fn a_lock_that_is_never_given_up_is_unavailable_not_for_ever() {
         .await
         .unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_starts_beside_a_busy_writer_does_not_wait_for_it() {
+    let database = Postgres::new();
+    let (store, schema) = prepared(&database).await;
+    let (blocker, watch) = (database.connect().await, database.connect().await);
+    blocker
+        .batch_execute("BEGIN; INSERT INTO sync_push_results VALUES ('p', 'device', 'c1', '{}')")
+        .await
+        .unwrap();
+    let ours = spawn(&store, one(&schema, 0, "n"));
+    until_waiting(&watch, 1).await;
+    // At an equal version nothing is missing, so nothing is locked.
+    prepared(&database).await;
+    assert!(!ours.is_finished());
+    blocker.batch_execute("ROLLBACK").await.unwrap();
+    ours.await.unwrap().unwrap();
+}

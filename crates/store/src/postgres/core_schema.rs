@@ -145,6 +145,8 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL 
 /// checkpoints as two arrays.
 pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text, $2::bigint, $3::bigint, $4::bigint, $5::text[], $6::text[])";
 
+const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partition text, in_expected bigint, in_count bigint, \
+ in_version bigint, in_declared_partitions text[], in_declared_names text[])";
 const GATE_SIGNATURE: &str = "tidegate_commit_gate(text, bigint, bigint, bigint, text[], text[])";
 
 /// The commit gate (docs/postgres.md). The CAS comes first: it waits for the
@@ -210,43 +212,84 @@ BEGIN
   RETURN NEW;
 END";
 
+/// The barrier: writers inside finish first, writers outside wait. Nothing may
+/// precede it in a migration's transaction.
+pub(super) const BARRIER: &str = "LOCK TABLE sync_partitions IN EXCLUSIVE MODE";
+
 /// Processes that start together take turns: `CREATE … IF NOT EXISTS` alone races.
 const START_LOCK: &str = "SELECT pg_advisory_xact_lock(7021786320215110241)";
 
 /// Applies the core schema idempotently, in a transaction of its own. Functions
 /// and trigger are replaced in that transaction, and only when they differ:
 /// there is no moment without a fence.
+///
+/// A database that lacks nothing is not touched: `CREATE INDEX IF NOT EXISTS`
+/// would lock its table against the writers of other processes. Where something
+/// is missing the barrier comes first, as writers take their locks in another order.
 pub(super) async fn apply(client: &Client) -> Result<(), StoreError> {
-    let context = "preparing the core tables";
-    let run = async |sql: &str| client.batch_execute(sql).await.map_err(during(context));
-    let holds = async |sql: &str| -> Result<bool, StoreError> {
-        let row = client.query_one(sql, &[]).await.map_err(during(context))?;
-        Ok(row.get(0))
-    };
+    if missing(client).await?.is_empty() {
+        return Ok(());
+    }
+    let run = async |sql: &str| client.batch_execute(sql).await.map_err(during(CONTEXT));
     run("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
     run(START_LOCK).await?;
-    run(TABLES).await?;
+    if holds(client, "SELECT to_regclass('sync_partitions') IS NOT NULL").await? {
+        run(BARRIER).await?;
+    }
+    for statement in missing(client).await? {
+        run(&statement).await?;
+    }
+    run("COMMIT").await
+}
+
+const CONTEXT: &str = "preparing the core tables";
+
+async fn holds(client: &Client, sql: &str) -> Result<bool, StoreError> {
+    client
+        .query_one(sql, &[])
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(during(CONTEXT))
+}
+
+/// The statements that bring this database to the core schema, in order.
+async fn missing(client: &Client) -> Result<Vec<String>, StoreError> {
+    let mut statements = Vec::new();
+    for statement in TABLES.split(';').map(str::trim) {
+        let Some(name) = created(statement) else {
+            continue;
+        };
+        if holds(client, &format!("SELECT to_regclass('{name}') IS NULL")).await? {
+            statements.push(statement.to_owned());
+        }
+    }
     for (table, column, definition) in LATER_COLUMNS {
-        let known = format!(
-            "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('{table}')
+        let lacks = format!(
+            "SELECT to_regclass('{table}') IS NOT NULL AND NOT EXISTS (
+               SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass('{table}')
                AND attname = '{column}' AND NOT attisdropped)"
         );
-        if !holds(&known).await? {
-            run(&format!(
+        if holds(client, &lacks).await? {
+            statements.push(format!(
                 "ALTER TABLE {table} ADD COLUMN {column} {definition}"
-            ))
-            .await?;
+            ));
         }
     }
     // A table of another program sorts row ids by the database's locale.
-    let by_bytes = "SELECT EXISTS (SELECT 1 FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation
-        WHERE a.attrelid = to_regclass('sync_row_scopes') AND a.attname = 'row_id' AND c.collname = 'C')";
-    if !holds(by_bytes).await? {
-        run("CREATE INDEX IF NOT EXISTS tidegate_row_scopes_by_bytes
-             ON sync_row_scopes(partition, tbl, var, value, row_id COLLATE \"C\")")
-        .await?;
+    let by_locale = "SELECT to_regclass('tidegate_row_scopes_by_bytes') IS NULL AND EXISTS (
+        SELECT 1 FROM pg_attribute AS a JOIN pg_collation AS c ON c.oid = a.attcollation
+        WHERE a.attrelid = to_regclass('sync_row_scopes') AND a.attname = 'row_id' AND c.collname <> 'C')";
+    if holds(client, by_locale).await? {
+        statements.push(
+            "CREATE INDEX tidegate_row_scopes_by_bytes
+             ON sync_row_scopes(partition, tbl, var, value, row_id COLLATE \"C\")"
+                .to_owned(),
+        );
     }
-    let function = async |signature: &str, named: &str, returns: &str, body: &str| {
+    for (signature, named, returns, body) in [
+        (GATE_SIGNATURE, GATE_DECLARATION, "void", GATE_BODY),
+        (FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY),
+    ] {
         let known = client
             .query_one(
                 "SELECT EXISTS (SELECT 1 FROM pg_proc WHERE oid = to_regprocedure($1)
@@ -254,37 +297,33 @@ pub(super) async fn apply(client: &Client) -> Result<(), StoreError> {
                 &[&signature, &body],
             )
             .await
-            .map_err(during(context))?;
-        if known.get(0) {
-            return Ok(());
+            .and_then(|row| row.try_get::<_, bool>(0))
+            .map_err(during(CONTEXT))?;
+        if !known {
+            statements.push(format!(
+                "CREATE OR REPLACE FUNCTION {named} RETURNS {returns} LANGUAGE plpgsql VOLATILE AS $body${body}$body$"
+            ));
         }
-        run(&format!(
-            "CREATE OR REPLACE FUNCTION {named} RETURNS {returns} LANGUAGE plpgsql VOLATILE AS $body${body}$body$"
-        ))
-        .await
-    };
-    function(
-        GATE_SIGNATURE,
-        "tidegate_commit_gate(in_partition text, in_expected bigint, in_count bigint, in_version bigint, \
-         in_declared_partitions text[], in_declared_names text[])",
-        "void",
-        GATE_BODY,
-    )
-    .await?;
-    function(FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY).await?;
+    }
     // BEFORE INSERT FOR EACH ROW is type 7; 'O' and 'A' are enabled.
-    let fenced = format!(
-        "SELECT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass('sync_commits')
+    let unfenced = format!(
+        "SELECT NOT EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass('sync_commits')
            AND tgname = 'sync_commits_writer_fence' AND tgtype = 7 AND tgenabled IN ('O', 'A')
            AND tgqual IS NULL AND tgfoid = to_regprocedure('{FENCE_SIGNATURE}'))"
     );
-    if !holds(&fenced).await? {
-        run(
+    if holds(client, &unfenced).await? {
+        statements.push(
             "DROP TRIGGER IF EXISTS sync_commits_writer_fence ON sync_commits;
              CREATE TRIGGER sync_commits_writer_fence BEFORE INSERT ON sync_commits
-               FOR EACH ROW EXECUTE FUNCTION tidegate_writer_fence()",
-        )
-        .await?;
+               FOR EACH ROW EXECUTE FUNCTION tidegate_writer_fence()"
+                .to_owned(),
+        );
     }
-    run("COMMIT").await
+    Ok(statements)
+}
+
+/// The name of what a `CREATE … IF NOT EXISTS` creates.
+fn created(statement: &str) -> Option<&str> {
+    let (_, rest) = statement.split_once("IF NOT EXISTS ")?;
+    rest.split([' ', '(', '\n']).next()
 }

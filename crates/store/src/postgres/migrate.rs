@@ -15,7 +15,7 @@ use tokio_postgres::types::ToSql;
 use super::batch::column_array;
 use super::catalog::{self, PhysicalColumn};
 use super::connection::{Param, references};
-use super::core_schema;
+use super::core_schema::{self, BARRIER};
 use super::failure::{during, store_error};
 use super::plan::{META_COLUMNS, Plan, array_type, create_index, create_table, quote, sql_type};
 use super::read::schema_version;
@@ -26,10 +26,6 @@ use crate::{Declaration, SchemaOutcome};
 const CONTEXT: &str = "migrating the schema";
 /// Rows rewritten per page.
 const PAGE: i64 = 1000;
-
-/// The barrier: writers inside finish first, writers outside wait. Nothing may
-/// precede it in its transaction.
-const BARRIER: &str = "LOCK TABLE sync_partitions IN EXCLUSIVE MODE";
 
 /// Runs on a connection of its own, whose timeouts the caller has set.
 pub(super) async fn ensure(
