@@ -4,6 +4,7 @@
 //! Section numbers (§) refer to the public SSP2 specification.
 #![forbid(unsafe_code)]
 
+pub mod backfill;
 pub mod column_versions;
 pub mod gate;
 pub mod hooks;
