@@ -1,9 +1,5 @@
-//! Every interleaving of two workers, a new and an old writer, a pruner, crashes
-//! and an impatient operator, over the crate's own transitions. The checker is
-//! worth something only if it finds faults: each rule is broken once, and it must
-//! find the consequence.
-
-use std::collections::{HashMap, VecDeque};
+//! The players, one atomic step at a time, over the crate's own transitions or a
+//! broken version of one.
 
 use tidegate_engine::backfill::checkpoint::{
     Activation, Advance, Checkpoint, CheckpointState, Coverage, Declare, activate, advance, claim,
@@ -18,7 +14,7 @@ const ROWS: usize = 2;
 
 /// How the log above a watermark is read.
 #[derive(Clone, Copy, PartialEq)]
-enum Read {
+pub enum Read {
     OneSnapshot,
     WindowThenHorizon,
     HorizonThenWindow,
@@ -26,25 +22,25 @@ enum Read {
 
 /// The rules under test; the default is what the crate and the design say.
 #[derive(Clone, Copy)]
-struct Rules {
+pub struct Rules {
     /// The target is also the source: pages are source changes.
-    target_is_source: bool,
-    read: Read,
-    pruner_waits_for_activation: bool,
-    writers_wait_for_activation: bool,
-    advance_checks_owner: bool,
-    claim_supersedes: bool,
-    page_and_advance_are_one: bool,
-    scan_starts_before_it_reads: bool,
-    watermark_waits_for_the_scan: bool,
-    activation_checks_coverage: bool,
-    horizon_counts: bool,
-    unclaimed_needs_watermark_zero: bool,
-    fence_rises_at_declaration: bool,
-    fence_never_falls: bool,
+    pub target_is_source: bool,
+    pub read: Read,
+    pub pruner_waits_for_activation: bool,
+    pub writers_wait_for_activation: bool,
+    pub advance_checks_owner: bool,
+    pub claim_supersedes: bool,
+    pub page_and_advance_are_one: bool,
+    pub scan_starts_before_it_reads: bool,
+    pub watermark_waits_for_the_scan: bool,
+    pub activation_checks_coverage: bool,
+    pub horizon_counts: bool,
+    pub unclaimed_needs_watermark_zero: bool,
+    pub fence_rises_at_declaration: bool,
+    pub fence_never_falls: bool,
 }
 
-const SOUND: Rules = Rules {
+pub const SOUND: Rules = Rules {
     target_is_source: false,
     read: Read::OneSnapshot,
     pruner_waits_for_activation: false,
@@ -63,7 +59,7 @@ const SOUND: Rules = Rules {
 
 /// Who plays, and how often: all at once is too many states, so each interplay has
 /// a cast of its own.
-struct Cast {
+pub struct Cast {
     workers: u8,
     new_writes: u8,
     old_writes: u8,
@@ -83,7 +79,7 @@ const fn cast(workers: u8, new_writes: u8, old_writes: u8, prunes: u8, crashes: 
     }
 }
 
-const CASTS: [Cast; 7] = [
+pub const CASTS: [Cast; 7] = [
     cast(1, 2, 0, 1, 0),
     cast(1, 1, 1, 0, 1),
     cast(1, 1, 0, 1, 1),
@@ -150,7 +146,7 @@ struct Worker {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
-struct State {
+pub struct State {
     /// Commit `n` is entry `n - 1`: the source row it changed, if any.
     log: Vec<Option<u8>>,
     horizon: u8,
@@ -169,12 +165,12 @@ struct State {
     prunes: u8,
     crashes: u8,
     lower_fences: u8,
-    fault: Option<&'static str>,
+    pub fault: Option<&'static str>,
 }
 
 impl State {
     /// Two rows from before the declaration.
-    fn initial(cast: &Cast) -> Self {
+    pub fn initial(cast: &Cast) -> Self {
         let worker = |plays| Worker {
             epoch: OwnerEpoch(0),
             step: if plays { Step::Idle } else { Step::Stopped },
@@ -216,7 +212,7 @@ impl State {
             .unwrap_or(0)
     }
 
-    fn activated(&self) -> bool {
+    pub fn activated(&self) -> bool {
         self.checkpoint
             .as_ref()
             .is_some_and(|found| found.state == CheckpointState::Activated)
@@ -525,7 +521,7 @@ fn write(state: &State, rules: &Rules, version: SchemaVersion, row: usize) -> Op
     Some(next)
 }
 
-fn successors(state: &State, rules: &Rules) -> Vec<(String, State)> {
+pub fn successors(state: &State, rules: &Rules) -> Vec<(String, State)> {
     let mut out: Vec<(String, State)> = Vec::new();
     if state.checkpoint.is_none() {
         let mut next = state.clone();
@@ -592,239 +588,4 @@ fn successors(state: &State, rules: &Rules) -> Vec<(String, State)> {
         next.check();
     }
     out
-}
-
-#[derive(Default)]
-struct Explored {
-    states: usize,
-    activations: usize,
-    fault: Option<(&'static str, Vec<String>)>,
-}
-
-/// Breadth first, so that a fault comes with a shortest history.
-fn explore(rules: &Rules) -> Explored {
-    let mut all = Explored::default();
-    for cast in &CASTS {
-        let one = explore_cast(rules, cast);
-        all.states += one.states;
-        all.activations += one.activations;
-        if one.fault.is_some() {
-            all.fault = one.fault;
-            break;
-        }
-    }
-    all
-}
-
-fn explore_cast(rules: &Rules, cast: &Cast) -> Explored {
-    let mut states = vec![State::initial(cast)];
-    let mut known = HashMap::from([(State::initial(cast), 0_usize)]);
-    let mut came_from: Vec<(usize, String)> = vec![(0, String::new())];
-    let mut queue = VecDeque::from([0_usize]);
-    let mut activations = 0;
-    while let Some(at) = queue.pop_front() {
-        assert!(states.len() < 2_000_000, "too many states to explore");
-        let state = states[at].clone();
-        if let Some(fault) = state.fault {
-            let mut history = Vec::new();
-            let mut at = at;
-            while at != 0 {
-                history.push(came_from[at].1.clone());
-                at = came_from[at].0;
-            }
-            history.reverse();
-            return Explored {
-                states: states.len(),
-                activations,
-                fault: Some((fault, history)),
-            };
-        }
-        activations += usize::from(state.activated());
-        for (action, next) in successors(&state, rules) {
-            if !known.contains_key(&next) {
-                known.insert(next.clone(), states.len());
-                queue.push_back(states.len());
-                states.push(next);
-                came_from.push((at, action));
-            }
-        }
-    }
-    Explored {
-        states: states.len(),
-        activations,
-        fault: None,
-    }
-}
-
-fn holds(rules: Rules) {
-    let explored = explore(&rules);
-    if let Some((fault, history)) = explored.fault {
-        panic!("{fault} after:\n{}", history.join("\n"));
-    }
-    // The exploration was no empty one: it reached the end of many histories.
-    assert!(explored.states > 1_000, "{}", explored.states);
-    assert!(explored.activations > 100, "{}", explored.activations);
-}
-
-fn breaks(rules: Rules, expected: &str) {
-    let (fault, history) = explore(&rules)
-        .fault
-        .expect("the broken rule went unnoticed");
-    assert_eq!(fault, expected, "after:\n{}", history.join("\n"));
-}
-
-const NOT_COMPUTED: &str = "activated over a row that is not computed";
-const UNSEEN: &str = "activated below a source change";
-
-#[test]
-fn no_interleaving_breaks_a_backfill_of_rows() {
-    holds(SOUND);
-}
-
-#[test]
-fn no_interleaving_breaks_a_backfill_of_columns_of_its_own_source() {
-    holds(Rules {
-        target_is_source: true,
-        ..SOUND
-    });
-}
-
-#[test]
-fn the_horizon_may_be_read_after_the_window() {
-    holds(Rules {
-        read: Read::WindowThenHorizon,
-        ..SOUND
-    });
-}
-
-/// Read first, an old horizon vouches for changes that a prune then removes: safe
-/// only while no prune can come between.
-#[test]
-fn the_horizon_may_be_read_first_only_if_the_pruner_waits() {
-    let horizon_first = Rules {
-        read: Read::HorizonThenWindow,
-        ..SOUND
-    };
-    holds(Rules {
-        pruner_waits_for_activation: true,
-        ..horizon_first
-    });
-    breaks(horizon_first, UNSEEN);
-}
-
-#[test]
-fn an_activation_beside_the_partitions_serialization_is_noticed() {
-    breaks(
-        Rules {
-            writers_wait_for_activation: false,
-            ..SOUND
-        },
-        UNSEEN,
-    );
-}
-
-#[test]
-fn an_advance_without_the_owners_epoch_is_noticed() {
-    breaks(
-        Rules {
-            advance_checks_owner: false,
-            ..SOUND
-        },
-        "a superseded owner advanced",
-    );
-}
-
-#[test]
-fn a_claim_that_shares_the_epoch_is_noticed() {
-    breaks(
-        Rules {
-            claim_supersedes: false,
-            ..SOUND
-        },
-        "two owners share an epoch",
-    );
-}
-
-#[test]
-fn a_page_outside_of_its_advances_transaction_is_noticed() {
-    breaks(
-        Rules {
-            page_and_advance_are_one: false,
-            ..SOUND
-        },
-        NOT_COMPUTED,
-    );
-}
-
-#[test]
-fn a_scan_that_starts_at_its_own_end_is_noticed() {
-    breaks(
-        Rules {
-            scan_starts_before_it_reads: false,
-            ..SOUND
-        },
-        NOT_COMPUTED,
-    );
-}
-
-#[test]
-fn a_watermark_that_runs_ahead_of_the_scan_is_noticed() {
-    breaks(
-        Rules {
-            watermark_waits_for_the_scan: false,
-            ..SOUND
-        },
-        NOT_COMPUTED,
-    );
-}
-
-#[test]
-fn an_activation_that_ignores_the_log_is_noticed() {
-    let broken = Rules {
-        activation_checks_coverage: false,
-        ..SOUND
-    };
-    assert!([NOT_COMPUTED, UNSEEN].contains(&explore(&broken).fault.unwrap().0));
-}
-
-#[test]
-fn a_pruned_window_taken_for_clean_is_noticed() {
-    let broken = Rules {
-        horizon_counts: false,
-        ..SOUND
-    };
-    assert!([NOT_COMPUTED, UNSEEN].contains(&explore(&broken).fault.unwrap().0));
-}
-
-#[test]
-fn an_activation_of_what_nobody_computed_is_noticed() {
-    breaks(
-        Rules {
-            unclaimed_needs_watermark_zero: false,
-            ..SOUND
-        },
-        NOT_COMPUTED,
-    );
-}
-
-#[test]
-fn a_fence_raised_at_activation_is_noticed() {
-    breaks(
-        Rules {
-            fence_rises_at_declaration: false,
-            ..SOUND
-        },
-        "an old writer committed after the declaration",
-    );
-}
-
-#[test]
-fn a_fence_that_is_set_instead_of_raised_is_noticed() {
-    breaks(
-        Rules {
-            fence_never_falls: false,
-            ..SOUND
-        },
-        "the fence fell",
-    );
 }
