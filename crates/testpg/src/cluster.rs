@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -18,6 +19,8 @@ pub struct ClusterOptions {
     pub fsync: bool,
     /// Further settings, `name=value`.
     pub settings: Vec<String>,
+    /// Certificate and private key in PEM: the server then offers TLS.
+    pub tls: Option<(String, String)>,
 }
 
 impl Default for ClusterOptions {
@@ -25,6 +28,7 @@ impl Default for ClusterOptions {
         Self {
             fsync: true,
             settings: Vec::new(),
+            tls: None,
         }
     }
 }
@@ -114,6 +118,13 @@ impl Cluster {
         if !options.fsync {
             set("fsync=off");
             set("full_page_writes=off");
+        }
+        if let Some((certificate, key)) = &options.tls {
+            account.private_file(&directory.join("server.crt"), certificate)?;
+            account.private_file(&directory.join("server.key"), key)?;
+            set("ssl=on");
+            set(&format!("ssl_cert_file={}/server.crt", directory.display()));
+            set(&format!("ssl_key_file={}/server.key", directory.display()));
         }
         options.settings.iter().for_each(|setting| set(setting));
         let watchdog = watchdog
@@ -230,6 +241,17 @@ impl Account {
             .or_else(|| ids("nobody"))
             .map(|ids| Self(Some(ids)))
             .ok_or_else(|| Error::NotStarted("no account to run Postgres as".into()))
+    }
+
+    /// Writes a file that only the account may read, as Postgres insists for keys.
+    fn private_file(&self, path: &Path, text: &str) -> Result<(), Error> {
+        fs::write(path, text)
+            .and_then(|()| fs::set_permissions(path, fs::Permissions::from_mode(0o600)))
+            .map_err(not_started)?;
+        if let Some((uid, gid)) = self.0 {
+            std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(not_started)?;
+        }
+        Ok(())
     }
 
     fn command(&self, program: &Path) -> Command {

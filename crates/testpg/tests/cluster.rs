@@ -18,6 +18,7 @@ fn a_private_cluster_is_gone_when_its_owner_is() {
     let options = ClusterOptions {
         fsync: false,
         settings: vec!["work_mem=8MB".into()],
+        tls: None,
     };
     let server = Server::start(&options).unwrap();
     let url = server.url("postgres");
