@@ -25,10 +25,26 @@ pub enum Exit {
     StorageMismatch = 5,
     /// The address cannot be listened on.
     Listen = 6,
-    /// This build lacks what was asked for.
-    Unsupported = 7,
     /// Shutdown was cut short by its deadline or a second signal.
     Forced = 8,
+    /// The Postgres URL is not one.
+    DatabaseUrl = 10,
+    /// Nobody answers at the address of the Postgres server.
+    DatabaseUnreachable = 11,
+    /// TLS with the Postgres server failed.
+    DatabaseTls = 12,
+    /// Postgres refused the user or the password.
+    DatabasePassword = 13,
+    /// Postgres has no such database.
+    DatabaseUnknown = 14,
+    /// The Postgres server is too old.
+    DatabaseTooOld = 15,
+    /// The Postgres server is read-only, such as a standby.
+    DatabaseReadOnly = 16,
+    /// The Postgres role may not do what is needed.
+    DatabasePermission = 17,
+    /// The Postgres database is not in UTF-8.
+    DatabaseEncoding = 18,
 }
 
 impl From<Exit> for ExitCode {
@@ -44,11 +60,20 @@ Exit codes:
   1  check or inspect found a difference, the demo diverged, any other failure
   2  wrong usage or configuration
   3  the schema is not valid
-  4  the database cannot be reached or used
+  4  the database cannot be used, for a reason without its own number
   5  the database's content does not fit the schema
   6  cannot listen on the address
-  7  not supported by this build
-  8  shutdown was cut short";
+  8  shutdown was cut short
+Postgres, at the start:
+  10  the URL is not valid
+  11  the server cannot be reached
+  12  the TLS connection failed
+  13  the user name or the password was refused
+  14  there is no such database
+  15  the server is older than Postgres 13
+  16  the server is read-only (a standby)
+  17  the role lacks a permission
+  18  the database is not encoded in UTF-8";
 
 /// A sync server for offline-first apps.
 #[derive(Debug, Parser)]
@@ -97,7 +122,9 @@ pub struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1:8787]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
-    /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db]
+    /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db].
+    /// Everybody on the machine can read flags: give a password in the
+    /// environment instead, as TIDEGATE_DATABASE__URL
     #[arg(long, value_name = "URL")]
     pub database: Option<String>,
     /// Schema IR file [default: the built-in demo schema]
@@ -125,13 +152,15 @@ mod tests {
     use super::*;
     use clap::CommandFactory;
 
+    const README: &str = include_str!("../README.md");
+
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn help_lists_every_exit_code() {
+    fn help_and_readme_list_every_exit_code() {
         for exit in [
             Exit::Success,
             Exit::Failure,
@@ -140,10 +169,19 @@ mod tests {
             Exit::Database,
             Exit::StorageMismatch,
             Exit::Listen,
-            Exit::Unsupported,
             Exit::Forced,
+            Exit::DatabaseUrl,
+            Exit::DatabaseUnreachable,
+            Exit::DatabaseTls,
+            Exit::DatabasePassword,
+            Exit::DatabaseUnknown,
+            Exit::DatabaseTooOld,
+            Exit::DatabaseReadOnly,
+            Exit::DatabasePermission,
+            Exit::DatabaseEncoding,
         ] {
             assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)));
+            assert!(README.contains(&format!("\n| {} | ", exit as u8)));
         }
     }
 }

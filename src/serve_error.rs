@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use tidegate_store::StoreError;
+use tidegate_store::postgres::ConnectError;
 
 use crate::cli::Exit;
 use crate::config::ConfigError;
@@ -42,9 +43,9 @@ pub enum ServeError {
     /// The storage refuses.
     #[error("{}", chain(.0))]
     Storage(#[from] StoreError),
-    /// No Postgres here.
-    #[error("postgres:// databases are not supported by this build yet; use sqlite:PATH")]
-    PostgresUnsupported,
+    /// Postgres cannot be used. No message of these holds the URL.
+    #[error("{}", chain(.0))]
+    Postgres(#[from] ConnectError),
     /// No listening.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -99,7 +100,18 @@ impl ServeError {
                 | StoreError::CheckpointVersionTaken { .. } => Exit::StorageMismatch,
                 _ => Exit::Database,
             },
-            Self::PostgresUnsupported => Exit::Unsupported,
+            Self::Postgres(error) => match error {
+                ConnectError::BadUrl(_) => Exit::DatabaseUrl,
+                ConnectError::Unreachable(_) => Exit::DatabaseUnreachable,
+                ConnectError::Tls(_) => Exit::DatabaseTls,
+                ConnectError::WrongPassword => Exit::DatabasePassword,
+                ConnectError::UnknownDatabase => Exit::DatabaseUnknown,
+                ConnectError::TooOld { .. } => Exit::DatabaseTooOld,
+                ConnectError::ReadOnly => Exit::DatabaseReadOnly,
+                ConnectError::MissingPermission(_) => Exit::DatabasePermission,
+                ConnectError::NotUtf8 => Exit::DatabaseEncoding,
+                ConnectError::Refused(_) => Exit::Database,
+            },
             Self::Listen { .. } => Exit::Listen,
             Self::System { .. } => Exit::Failure,
             Self::Forced(_) => Exit::Forced,

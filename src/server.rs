@@ -14,6 +14,7 @@ use tidegate_actors::{
 };
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
+use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
 use tidegate_store::{Declared, SchemaOutcome, Store};
 use tokio::task::JoinHandle;
@@ -97,10 +98,12 @@ pub fn load_schema(config: &Config) -> Result<Arc<Schema>, ServeError> {
 /// Opens the configured database.
 ///
 /// # Errors
-/// [`ServeError::Storage`], [`ServeError::DatabaseFolder`] or [`ServeError::PostgresUnsupported`].
+/// [`ServeError::Storage`], [`ServeError::DatabaseFolder`] or [`ServeError::Postgres`].
 pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
     let path = match config.database.parse()? {
-        DatabaseUrl::Postgres(_) => return Err(ServeError::PostgresUnsupported),
+        DatabaseUrl::Postgres(url) => {
+            return Ok(PostgresStore::connect(postgres_options(config, url)).await?);
+        }
         DatabaseUrl::SqliteMemory => None,
         DatabaseUrl::SqliteFile(path) => {
             if let Some(folder) = path
@@ -134,6 +137,20 @@ fn sqlite_options(config: &Config, path: Option<PathBuf>) -> SqliteOptions {
         reader_threads: wanted.reader_threads,
         max_commits_per_tx: Some(wanted.max_commits_per_transaction).filter(|&limit| limit > 0),
         ..options
+    }
+}
+
+fn postgres_options(config: &Config, url: String) -> PostgresOptions {
+    let wanted = &config.postgres;
+    PostgresOptions {
+        pool_size: wanted.pool_size,
+        snapshot_pool_size: wanted.snapshot_pool_size,
+        statement_timeout: Duration::from_millis(wanted.statement_timeout_ms),
+        lock_timeout: Duration::from_millis(wanted.lock_timeout_ms),
+        idle_in_transaction_timeout: Duration::from_millis(wanted.idle_in_transaction_timeout_ms),
+        connect_timeout: Duration::from_millis(wanted.connect_timeout_ms),
+        migration_lock_timeout: Duration::from_millis(wanted.migration_lock_timeout_ms),
+        ..PostgresOptions::new(url)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod layers;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,6 +25,8 @@ pub struct Config {
     pub schema: SchemaSource,
     /// `[sqlite]`
     pub sqlite: Sqlite,
+    /// `[postgres]`
+    pub postgres: Postgres,
     /// `[limits]`
     pub limits: Limits,
     /// `[partition]`
@@ -41,15 +44,22 @@ pub struct Config {
 }
 
 /// `[database]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Database {
     /// `sqlite:PATH`, `sqlite::memory:` or `postgres://…`.
     pub url: String,
 }
 
+/// The URL may hold a password: it is never shown.
+impl fmt::Debug for Database {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Database").finish_non_exhaustive()
+    }
+}
+
 /// Where the database is, parsed from [`Database::url`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum DatabaseUrl {
     /// A SQLite file.
     SqliteFile(PathBuf),
@@ -57,6 +67,17 @@ pub enum DatabaseUrl {
     SqliteMemory,
     /// A Postgres server.
     Postgres(String),
+}
+
+/// The URL of a Postgres server may hold a password: it is never shown.
+impl fmt::Debug for DatabaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SqliteFile(path) => f.debug_tuple("SqliteFile").field(path).finish(),
+            Self::SqliteMemory => f.write_str("SqliteMemory"),
+            Self::Postgres(_) => f.write_str("Postgres(..)"),
+        }
+    }
 }
 
 impl Database {
@@ -118,6 +139,53 @@ pub struct Sqlite {
     pub reader_threads: usize,
     /// Group commits per transaction; 0 = no limit.
     pub max_commits_per_transaction: usize,
+}
+
+/// `[postgres]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Postgres {
+    /// Connections for short work, ≥ 1.
+    pub pool_size: u32,
+    /// Connections for bootstraps, ≥ 1.
+    pub snapshot_pool_size: u32,
+    /// Milliseconds.
+    pub statement_timeout_ms: u64,
+    /// Milliseconds.
+    pub lock_timeout_ms: u64,
+    /// Milliseconds.
+    pub idle_in_transaction_timeout_ms: u64,
+    /// Milliseconds.
+    pub connect_timeout_ms: u64,
+    /// Milliseconds.
+    pub migration_lock_timeout_ms: u64,
+}
+
+impl Postgres {
+    /// Zero would mean "for ever" to the server, or make waiting pointless.
+    fn first_zero(&self) -> Option<&'static str> {
+        let values = [
+            ("postgres.pool_size", u64::from(self.pool_size)),
+            (
+                "postgres.snapshot_pool_size",
+                u64::from(self.snapshot_pool_size),
+            ),
+            ("postgres.statement_timeout_ms", self.statement_timeout_ms),
+            ("postgres.lock_timeout_ms", self.lock_timeout_ms),
+            (
+                "postgres.idle_in_transaction_timeout_ms",
+                self.idle_in_transaction_timeout_ms,
+            ),
+            ("postgres.connect_timeout_ms", self.connect_timeout_ms),
+            (
+                "postgres.migration_lock_timeout_ms",
+                self.migration_lock_timeout_ms,
+            ),
+        ];
+        values
+            .into_iter()
+            .find_map(|(key, value)| (value == 0).then_some(key))
+    }
 }
 
 /// `[limits]`
@@ -237,6 +305,15 @@ impl Default for Config {
                 reader_threads: 2,
                 max_commits_per_transaction: 0,
             },
+            postgres: Postgres {
+                pool_size: 16,
+                snapshot_pool_size: 16,
+                statement_timeout_ms: 30_000,
+                lock_timeout_ms: 15_000,
+                idle_in_transaction_timeout_ms: 60_000,
+                connect_timeout_ms: 5_000,
+                migration_lock_timeout_ms: 600_000,
+            },
             limits: Limits {
                 max_body_bytes: 16 * MIB,
                 max_decoded_bytes: 64 * MIB,
@@ -297,7 +374,11 @@ impl Config {
             ),
             ("partition.queue_bytes", self.partition.queue_bytes),
         ];
-        if let Some((key, _)) = at_least_one.into_iter().find(|(_, value)| *value == 0) {
+        let zero = at_least_one
+            .into_iter()
+            .find_map(|(key, value)| (value == 0).then_some(key))
+            .or_else(|| self.postgres.first_zero());
+        if let Some(key) = zero {
             return Err(ConfigError::Invalid {
                 key,
                 message: "must be at least 1".to_owned(),
@@ -423,11 +504,23 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_never_shows_the_database_url() {
+        let mut config = Config::default();
+        config.database.url = "postgres://u:secret@h/d".to_owned();
+        assert!(!format!("{config:?}").contains("secret"));
+        assert!(!format!("{:?}", config.database.parse().unwrap()).contains("secret"));
+    }
+
+    #[test]
     fn nonsense_is_named() {
         let mut config = Config::default();
         config.validate().unwrap();
         config.partition.queue_operations = 10;
         let error = config.validate().unwrap_err().to_string();
         assert!(error.starts_with("partition.queue_operations: "), "{error}");
+        let mut config = Config::default();
+        config.postgres.lock_timeout_ms = 0;
+        let error = config.validate().unwrap_err().to_string();
+        assert!(error.starts_with("postgres.lock_timeout_ms: "), "{error}");
     }
 }

@@ -29,6 +29,26 @@ fn development_authentication_stays_on_loopback_unless_forced() {
     check_exposure(&config).unwrap();
 }
 
+#[test]
+fn postgres_is_configured_as_the_store_would_be_by_itself() {
+    let url = "postgres://u@h/d";
+    let configured = postgres_options(&local(url), url.to_owned());
+    let own = PostgresOptions::new(url);
+    assert_eq!(configured.pool_size, own.pool_size);
+    assert_eq!(configured.snapshot_pool_size, own.snapshot_pool_size);
+    assert_eq!(configured.statement_timeout, own.statement_timeout);
+    assert_eq!(configured.lock_timeout, own.lock_timeout);
+    assert_eq!(
+        configured.idle_in_transaction_timeout,
+        own.idle_in_transaction_timeout
+    );
+    assert_eq!(configured.connect_timeout, own.connect_timeout);
+    assert_eq!(
+        configured.migration_lock_timeout,
+        own.migration_lock_timeout
+    );
+}
+
 #[actix_web::test]
 async fn a_server_starts_on_a_free_port_makes_its_folder_and_stops() {
     let folder = tempfile::tempdir().unwrap();
@@ -51,7 +71,9 @@ async fn a_server_starts_on_a_free_port_makes_its_folder_and_stops() {
 async fn what_keeps_a_server_from_starting_has_its_own_exit() {
     let folder = tempfile::tempdir().unwrap();
     let exit = async |config: Config| run(config).await.err().unwrap().exit();
-    assert_eq!(exit(local("postgres://u@h/d")).await, Exit::Unsupported);
+    assert_eq!(exit(local("postgres:///d")).await, Exit::DatabaseUrl);
+    let nobody = local("postgres://u@127.0.0.1:1/d");
+    assert_eq!(exit(nobody).await, Exit::DatabaseUnreachable);
     let file = folder.path().join("file");
     std::fs::write(
         &file,

@@ -2,12 +2,18 @@
 
 use tidegate_client::{Base, Edit, Resolution, Value, WireVersion};
 
-use crate::process::Site;
+use crate::process::{Backend, Site, on_each_database};
 use crate::scenario::{LIST, client, client_over, http, todo};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_conflict_names_the_columns_and_keep_local_wins_the_second_time() {
-    let site = Site::new();
+on_each_database!(
+    a_conflict_names_the_columns_and_keep_local_wins_the_second_time,
+    edits_of_different_columns_do_not_conflict_in_wire_3_and_do_in_wire_2,
+    a_delete_beats_a_concurrent_unversioned_update,
+    a_scope_column_never_changes_on_update,
+);
+
+async fn a_conflict_names_the_columns_and_keep_local_wins_the_second_time(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut ada = client(&server.url, "ada");
     let mut eve = client(&server.url, "eve");
@@ -59,10 +65,9 @@ async fn a_conflict_names_the_columns_and_keep_local_wins_the_second_time() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn edits_of_different_columns_do_not_conflict_in_wire_3_and_do_in_wire_2() {
+async fn edits_of_different_columns_do_not_conflict_in_wire_3_and_do_in_wire_2(on: Backend) {
     for (wire, conflicts) in [(WireVersion::V3, 0), (WireVersion::V2, 1)] {
-        let site = Site::new();
+        let site = Site::on(on);
         let server = site.start(&[]);
         let mut ada = client_over("ada", wire, |_| {}, http(&server.url, "ada"));
         let mut eve = client_over("eve", wire, |_| {}, http(&server.url, "eve"));
@@ -83,9 +88,8 @@ async fn edits_of_different_columns_do_not_conflict_in_wire_3_and_do_in_wire_2()
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_delete_beats_a_concurrent_unversioned_update() {
-    let site = Site::new();
+async fn a_delete_beats_a_concurrent_unversioned_update(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut ada = client(&server.url, "ada");
     let mut eve = client(&server.url, "eve");
@@ -109,9 +113,8 @@ async fn a_delete_beats_a_concurrent_unversioned_update() {
     assert!(eve.replica().row("todos", "t1").is_none());
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_scope_column_never_changes_on_update() {
-    let site = Site::new();
+async fn a_scope_column_never_changes_on_update(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut ada = client(&server.url, "ada");
     ada.edit([todo("t1", "milk")]).unwrap();

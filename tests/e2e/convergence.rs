@@ -2,12 +2,18 @@
 
 use tidegate_client::{Base, ConflictPolicy, Edit, Resolution, WireVersion};
 
-use crate::process::Site;
+use crate::process::{Backend, Site, on_each_database};
 use crate::scenario::{client, client_over, http, todo};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn clients_of_all_wire_versions_converge_under_concurrent_writes() {
-    let site = Site::new();
+on_each_database!(
+    clients_of_all_wire_versions_converge_under_concurrent_writes,
+    a_small_page_bootstrap_resumes_until_complete,
+    segments_by_reference_give_the_same_rows_as_inline_ones,
+    partitions_do_not_see_each_other,
+);
+
+async fn clients_of_all_wire_versions_converge_under_concurrent_writes(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut tasks = Vec::new();
     for n in 0..6_usize {
@@ -71,9 +77,8 @@ async fn clients_of_all_wire_versions_converge_under_concurrent_writes() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_small_page_bootstrap_resumes_until_complete() {
-    let site = Site::new();
+async fn a_small_page_bootstrap_resumes_until_complete(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut writer = client(&server.url, "writer");
     for n in 0..60 {
@@ -97,9 +102,8 @@ async fn a_small_page_bootstrap_resumes_until_complete() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn segments_by_reference_give_the_same_rows_as_inline_ones() {
-    let site = Site::new();
+async fn segments_by_reference_give_the_same_rows_as_inline_ones(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut writer = client(&server.url, "writer");
     for n in 0..30 {
@@ -123,9 +127,8 @@ async fn segments_by_reference_give_the_same_rows_as_inline_ones() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn partitions_do_not_see_each_other() {
-    let site = Site::new();
+async fn partitions_do_not_see_each_other(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let transport = |partition| {
         tidegate_client::HttpTransport::new(&server.url, "ada", Some(partition)).unwrap()

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use tidegate_client::{ClientError, OutcomeStatus, TransportError, WireVersion};
 use tokio::sync::Notify;
 
-use crate::process::Site;
+use crate::process::{Backend, Site, on_each_database};
 use crate::scenario::{client, client_over, http, todo};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn acknowledged_commits_survive_kill_9_and_none_is_doubled() {
-    let site = Site::new();
+on_each_database!(acknowledged_commits_survive_kill_9_and_none_is_doubled,);
+
+async fn acknowledged_commits_survive_kill_9_and_none_is_doubled(on: Backend) {
+    let site = Site::on(on);
     let mut server = site.start(&[]);
     let mut devices = Vec::new();
     for n in 0..4 {

@@ -1,4 +1,5 @@
-//! End-to-end tests: the real binary, real sockets, a real database file.
+//! End-to-end tests: the real binary, real sockets, a real
+//! database file or Postgres server.
 #![allow(clippy::unwrap_used)]
 
 mod conflict;
@@ -8,5 +9,6 @@ mod hostile;
 mod migration;
 mod operation;
 mod process;
+mod refusal;
 mod replay;
 mod scenario;

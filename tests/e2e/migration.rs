@@ -6,8 +6,10 @@ use ssp2::{
 };
 use tidegate_client::{ClientConfig, ClientSchema, SyncClient, WireVersion};
 
-use crate::process::{Server, Site, repository};
+use crate::process::{Backend, Server, Site, on_each_database, repository};
 use crate::scenario::{LIST, client, http, todo};
+
+on_each_database!(an_appended_column_migrates_and_older_log_is_answered_by_a_reset,);
 
 /// The demo schema with one more, nullable column on todos.
 fn grown_schema(site: &Site) -> (String, ClientSchema) {
@@ -76,9 +78,8 @@ async fn status_from(server: &Server, epoch: &str, cursor: i64) -> SubStatus {
         .unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_appended_column_migrates_and_older_log_is_answered_by_a_reset() {
-    let site = Site::new();
+async fn an_appended_column_migrates_and_older_log_is_answered_by_a_reset(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut ada = client(&server.url, "ada");
     for n in 0..3 {

@@ -7,19 +7,77 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use tidegate_test_postgres::Database;
 
 /// How long a process may take to start, stop or reach a condition.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A folder with a database that outlives server processes.
+/// What a site's database is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backend {
+    Sqlite,
+    /// A database of its own on the server that all tests of this process share.
+    Postgres,
+}
+
+/// Makes a test of each database out of `async fn name(on: Backend)`.
+macro_rules! on_each_database {
+    ($($name:ident),+ $(,)?) => {
+        mod on_sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                super::$name($crate::process::Backend::Sqlite).await;
+            })+
+        }
+        mod on_postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                super::$name($crate::process::Backend::Postgres).await;
+            })+
+        }
+    };
+}
+pub(crate) use on_each_database;
+
+/// A folder and a database that outlive server processes.
 pub struct Site {
     dir: TempDir,
+    url: String,
+    /// Dropped with the site.
+    _postgres: Option<Database>,
 }
 
 impl Site {
+    /// On a SQLite file.
     pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
         Self {
+            url: format!("sqlite:{}", dir.path().join("tidegate.db").display()),
+            dir,
+            _postgres: None,
+        }
+    }
+
+    pub fn on(backend: Backend) -> Self {
+        match backend {
+            Backend::Sqlite => Self::new(),
+            Backend::Postgres => {
+                let database = Database::create().unwrap_or_else(|error| panic!("{error}"));
+                Self {
+                    url: database.url(),
+                    _postgres: Some(database),
+                    dir: tempfile::tempdir().unwrap(),
+                }
+            }
+        }
+    }
+
+    /// On a database that somebody else makes and drops.
+    pub fn at(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
             dir: tempfile::tempdir().unwrap(),
+            _postgres: None,
         }
     }
 
@@ -27,16 +85,16 @@ impl Site {
         self.dir.path().join(name)
     }
 
-    pub fn database(&self) -> String {
-        format!("sqlite:{}", self.path("tidegate.db").display())
-    }
-
     /// Starts a server and waits until it says where it listens.
     pub fn start(&self, args: &[&str]) -> Server {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("server.log"));
         let mut child = self
             .command(args)
             .stdout(Stdio::piped())
-            .stderr(File::create(self.path("server.log")).unwrap())
+            .stderr(log.unwrap())
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -58,8 +116,13 @@ impl Site {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command
             .arg("serve")
-            .args(["--listen", "127.0.0.1:0", "--database", &self.database()])
+            .args(["--listen", "127.0.0.1:0"])
             .args(args)
+            // As a password should be given.
+            .env("TIDEGATE_DATABASE__URL", &self.url)
+            // Many servers share one Postgres here.
+            .env("TIDEGATE_POSTGRES__POOL_SIZE", "6")
+            .env("TIDEGATE_POSTGRES__SNAPSHOT_POOL_SIZE", "4")
             .current_dir(self.dir.path())
             .stdin(Stdio::null());
         command

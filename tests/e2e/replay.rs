@@ -2,13 +2,18 @@
 
 use tidegate_client::{Edit, Fault, Faults, FaultyTransport, OutcomeStatus, WireVersion};
 
-use crate::process::Site;
+use crate::process::{Backend, Site, on_each_database};
 use crate::scenario::{client, client_over, http, todo};
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_acknowledgement_replays_as_cached_and_applies_once() {
+on_each_database!(
+    a_lost_acknowledgement_replays_as_cached_and_applies_once,
+    a_lost_rejection_replays_as_itself,
+    random_losses_never_double_or_lose_a_commit,
+);
+
+async fn a_lost_acknowledgement_replays_as_cached_and_applies_once(on: Backend) {
     for wire in [WireVersion::V1, WireVersion::V2, WireVersion::V3] {
-        let site = Site::new();
+        let site = Site::on(on);
         let server = site.start(&[]);
         let faults = Faults::none();
         let transport = FaultyTransport::new(http(&server.url, "ada"), faults.clone());
@@ -38,9 +43,8 @@ async fn a_lost_acknowledgement_replays_as_cached_and_applies_once() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_lost_rejection_replays_as_itself() {
-    let site = Site::new();
+async fn a_lost_rejection_replays_as_itself(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut eve = client(&server.url, "eve");
     eve.edit([todo("t1", "one")]).unwrap();
@@ -69,9 +73,8 @@ async fn a_lost_rejection_replays_as_itself() {
     assert_eq!(conflicts[0].conflict_columns, ["title"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn random_losses_never_double_or_lose_a_commit() {
-    let site = Site::new();
+async fn random_losses_never_double_or_lose_a_commit(on: Backend) {
+    let site = Site::on(on);
     let server = site.start(&[]);
     let mut tasks = Vec::new();
     for n in 0..4_u64 {
