@@ -9,9 +9,11 @@ use ssp2::WireVersion;
 use tidegate_client::ClientSchema;
 
 use crate::connection::Target;
+use crate::measure::Shape;
 use crate::runner::LoadError;
 
-const DEMO_SCHEMA: &str = include_str!("../data/demo-schema.json");
+/// Schema IR of the demo server.
+pub const DEMO_SCHEMA: &str = include_str!("../data/demo-schema.json");
 
 /// Drives an SSP2 server as fast as it answers, and checks every answer.
 #[derive(Debug, Parser)]
@@ -31,6 +33,11 @@ pub enum Command {
     /// Starts a server itself and compares batching, one commit per transaction and
     /// bare HTTP, in interleaved runs
     Suite(SuiteArgs),
+    /// Compares a server on Postgres with the usual row-lock way and with the bare
+    /// batch inserts, on the same Postgres in interleaved runs
+    SuitePostgres(PostgresSuiteArgs),
+    /// Measures what Postgres does without a server in front of it
+    Yardstick(YardstickArgs),
 }
 
 /// A single load against a running server.
@@ -77,6 +84,9 @@ pub struct LoadOptions {
     /// Wire version: 1, 2 or 3
     #[arg(long, default_value = "3", value_parser = wire_version)]
     pub wire: WireVersion,
+    /// Rows each client writes to, over and over
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    pub rows_per_client: u64,
     /// All clients of a partition write and read one list
     #[arg(long)]
     pub shared_list: bool,
@@ -114,6 +124,100 @@ pub struct SuiteArgs {
     /// The load of the push-pull runs.
     #[command(flatten)]
     pub load: LoadOptions,
+}
+
+/// A comparison of a server on Postgres with Postgres alone.
+#[derive(Debug, Args)]
+pub struct PostgresSuiteArgs {
+    /// The server binary
+    #[arg(long)]
+    pub server_bin: PathBuf,
+    /// A server on which databases may be created; a private throwaway cluster when left out
+    #[arg(long)]
+    pub database: Option<String>,
+    /// Runs of each configuration; medians are reported
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub runs: u32,
+    /// Arguments for the server; none starts `serve`
+    #[arg(long = "server-arg", allow_hyphen_values = true)]
+    pub server_args: Vec<String>,
+    /// KEY=VALUE for the server's environment
+    #[arg(long = "server-env", value_parser = key_value)]
+    pub server_env: Vec<(String, String)>,
+    /// Commits per batch of the floor; measured in the push-only runs when left out
+    #[arg(long, value_parser = batch_size)]
+    pub batch: Option<f64>,
+    /// Clients of the runs on one partition, and of the row-lock way.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    pub clients: u32,
+    /// How long, and how large the rows.
+    #[command(flatten)]
+    pub pace: Pace,
+}
+
+/// A measurement of Postgres alone.
+#[derive(Debug, Args)]
+pub struct YardstickArgs {
+    /// What is measured.
+    #[command(subcommand)]
+    pub yardstick: Yardstick,
+}
+
+/// What is measured of Postgres alone.
+#[derive(Debug, Subcommand)]
+pub enum Yardstick {
+    /// The usual way: one transaction per commit, which locks the partition's row and
+    /// inserts each row with a statement of its own
+    Rowlock {
+        /// postgres://user:password@host:port/database; the tables are made if missing
+        #[arg(long)]
+        database: String,
+        /// Writers, one connection each, all on one partition
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+        clients: u32,
+        /// How long, and how large the rows.
+        #[command(flatten)]
+        pace: Pace,
+    },
+    /// Nothing but the batch inserts, one batch after the other on one connection
+    Floor {
+        /// postgres://user:password@host:port/database; the tables are made if missing
+        #[arg(long)]
+        database: String,
+        /// Commits per batch, on average
+        #[arg(long, value_parser = batch_size)]
+        batch: f64,
+        /// How long, and how large the rows.
+        #[command(flatten)]
+        pace: Pace,
+    },
+}
+
+/// How long a yardstick runs, and how large its rows are.
+#[derive(Debug, Clone, Args)]
+pub struct Pace {
+    /// Seconds measured
+    #[arg(long, default_value_t = 10.0)]
+    pub seconds: f64,
+    /// Seconds before measuring begins
+    #[arg(long, default_value_t = 2.0)]
+    pub warmup: f64,
+    /// Name of the run in its result
+    #[arg(long, default_value = "")]
+    pub label: String,
+    /// Bytes of text in each row
+    #[arg(long, default_value_t = 100)]
+    pub payload_bytes: usize,
+}
+
+impl Pace {
+    /// Time before measuring, and time measured.
+    ///
+    /// # Errors
+    /// When they are no times.
+    pub fn times(&self) -> Result<(Duration, Duration), LoadError> {
+        Ok((seconds(self.warmup)?, seconds(self.seconds)?))
+    }
 }
 
 /// What each client does over and over.
@@ -165,6 +269,8 @@ pub struct Plan {
     pub payload_bytes: usize,
     /// Wire version.
     pub wire: WireVersion,
+    /// Rows each client writes to.
+    pub rows_per_client: u64,
     /// One list per partition.
     pub shared_list: bool,
     /// The server's schema.
@@ -175,6 +281,18 @@ pub struct Plan {
     pub token: String,
     /// Name of partitions before the number.
     pub partition_prefix: String,
+}
+
+impl Plan {
+    /// The load as its result names it.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            label: self.label.clone(),
+            scenario: self.scenario.as_str(),
+            clients: self.clients,
+            partitions: self.partitions,
+        }
+    }
 }
 
 impl LoadOptions {
@@ -190,10 +308,6 @@ impl LoadOptions {
         };
         let schema = ClientSchema::from_ir_json(&schema)
             .map_err(|error| LoadError::Setup(error.to_string()))?;
-        let seconds = |value: f64| {
-            Duration::try_from_secs_f64(value)
-                .map_err(|_| LoadError::Setup(format!("{value} is no number of seconds")))
-        };
         Ok(Plan {
             label: self.label.clone(),
             scenario: self.scenario,
@@ -204,6 +318,7 @@ impl LoadOptions {
             ops_per_commit: self.ops_per_commit,
             payload_bytes: self.payload_bytes,
             wire: self.wire,
+            rows_per_client: self.rows_per_client,
             shared_list: self.shared_list,
             schema: Arc::new(schema),
             target: Target::parse(url)?,
@@ -211,6 +326,18 @@ impl LoadOptions {
             partition_prefix: self.partition_prefix.clone(),
         })
     }
+}
+
+fn seconds(value: f64) -> Result<Duration, LoadError> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| LoadError::Setup(format!("{value} is no number of seconds")))
+}
+
+fn batch_size(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|size| (1.0..=10_000.0).contains(size))
+        .ok_or_else(|| "a batch has 1 to 10000 commits".to_owned())
 }
 
 fn wire_version(text: &str) -> Result<WireVersion, String> {
@@ -317,6 +444,45 @@ mod tests {
             suite.load.plan("http://h:1").unwrap().measured,
             Duration::from_secs(3)
         );
+    }
+
+    #[test]
+    fn yardsticks_take_a_database_and_a_pace() {
+        let url = "postgres://u@h/d";
+        let cli = parse(&["yardstick", "rowlock", "--database", url, "--clients", "7"]).unwrap();
+        let Some(Command::Yardstick(YardstickArgs {
+            yardstick: Yardstick::Rowlock { clients, .. },
+        })) = cli.command
+        else {
+            panic!("not a row-lock yardstick");
+        };
+        assert_eq!(clients, 7);
+        let floor = ["yardstick", "floor", "--database", url, "--batch", "12.5"];
+        let cli = parse(&[&floor[..], &["--seconds", "3"]].concat()).unwrap();
+        let Some(Command::Yardstick(YardstickArgs {
+            yardstick: Yardstick::Floor { batch, pace, .. },
+        })) = cli.command
+        else {
+            panic!("not a floor");
+        };
+        assert!((batch - 12.5).abs() < f64::EPSILON);
+        assert_eq!(
+            pace.times().unwrap(),
+            (Duration::from_secs(2), Duration::from_secs(3))
+        );
+        for wrong in ["0", "0.5", "NaN", "many"] {
+            assert!(parse(&["yardstick", "floor", "--database", url, "--batch", wrong]).is_err());
+        }
+    }
+
+    #[test]
+    fn the_postgres_suite_measures_the_batch_unless_told() {
+        let cli = parse(&["suite-postgres", "--server-bin", "/bin/server"]).unwrap();
+        let Some(Command::SuitePostgres(suite)) = cli.command else {
+            panic!("not the suite");
+        };
+        assert_eq!((suite.runs, suite.clients), (5, 20));
+        assert!(suite.batch.is_none() && suite.database.is_none());
     }
 
     #[test]

@@ -7,10 +7,13 @@ mod check;
 mod cli;
 mod connection;
 mod measure;
+mod postgres_suite;
 mod runner;
 mod server;
 mod suite;
+mod targets;
 mod workload;
+mod yardstick;
 
 use std::process::ExitCode;
 
@@ -30,6 +33,8 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.command {
             Some(Command::Suite(suite)) => suite::run(&suite).await,
+            Some(Command::SuitePostgres(suite)) => postgres_suite::run(&suite).await,
+            Some(Command::Yardstick(yardstick)) => yardstick::run(&yardstick).await,
             None => single(&cli.load).await,
         }
     });

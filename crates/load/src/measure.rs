@@ -5,8 +5,6 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::cli::Plan;
-
 /// Longest latency told apart, in microseconds; longer ones count as this.
 const LONGEST_US: u64 = 60_000_000;
 
@@ -27,6 +25,19 @@ pub struct Tally {
     pub bytes_in: u64,
     /// Body bytes sent.
     pub bytes_out: u64,
+}
+
+/// What was run, as its result names it.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Name of the run.
+    pub label: String,
+    /// What each client did.
+    pub scenario: &'static str,
+    /// Clients over all partitions.
+    pub clients: u32,
+    /// Partitions.
+    pub partitions: u32,
 }
 
 /// One correct answer.
@@ -87,8 +98,8 @@ impl Tally {
         Ok(())
     }
 
-    /// The result of a plan that was measured for `elapsed`.
-    pub fn report(&self, plan: &Plan, elapsed: Duration) -> Report {
+    /// The result of a run that was measured for `elapsed`.
+    pub fn report(&self, shape: Shape, elapsed: Duration) -> Report {
         let seconds = elapsed.as_secs_f64();
         let rate = |count: u64| {
             if seconds > 0.0 {
@@ -99,16 +110,17 @@ impl Tally {
         };
         let quantile = |q: f64| self.latencies.value_at_quantile(q);
         Report {
-            label: plan.label.clone(),
-            scenario: plan.scenario.as_str(),
-            clients: plan.clients,
-            partitions: plan.partitions,
+            label: shape.label,
+            scenario: shape.scenario,
+            clients: shape.clients,
+            partitions: shape.partitions,
             seconds: rounded(seconds),
             rounds: self.rounds,
             commits: self.commits,
             requests: self.requests,
             rps: rate(self.requests),
             rounds_per_s: rate(self.rounds),
+            commits_per_s: rate(self.commits),
             p50_us: quantile(0.50),
             p95_us: quantile(0.95),
             p99_us: quantile(0.99),
@@ -144,6 +156,8 @@ pub struct Report {
     pub rps: f64,
     /// Sync rounds per second.
     pub rounds_per_s: f64,
+    /// Acknowledged commits per second.
+    pub commits_per_s: f64,
     /// Median latency, microseconds.
     pub p50_us: u64,
     /// 95th percentile, microseconds.
@@ -192,13 +206,14 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    fn plan() -> Plan {
+    fn shape() -> Shape {
         Cli::try_parse_from(["x", "--label", "it"])
             .unwrap()
             .load
             .load
             .plan("http://h:1")
             .unwrap()
+            .shape()
     }
 
     #[test]
@@ -218,7 +233,7 @@ mod tests {
             tally.errors = client;
             all.merge(&tally).unwrap();
         }
-        let report = all.report(&plan(), Duration::from_secs(2));
+        let report = all.report(shape(), Duration::from_secs(2));
         assert_eq!(
             (report.requests, report.rounds, report.commits),
             (100, 100, 100)
@@ -234,7 +249,7 @@ mod tests {
     fn the_report_is_one_line_with_every_key() {
         let json = Tally::new()
             .unwrap()
-            .report(&plan(), Duration::from_secs(1))
+            .report(shape(), Duration::from_secs(1))
             .to_json();
         assert!(!json.contains('\n'));
         let value: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -249,6 +264,7 @@ mod tests {
             "requests",
             "rps",
             "rounds_per_s",
+            "commits_per_s",
             "p50_us",
             "p95_us",
             "p99_us",

@@ -70,15 +70,16 @@ pub async fn run(plan: &Plan) -> Result<Report, LoadError> {
             .merge(&tally)
             .map_err(|error| LoadError::Setup(error.to_string()))?;
     }
-    Ok(total.report(plan, plan.measured))
+    Ok(total.report(plan.shape(), plan.measured))
 }
 
-fn tally() -> Result<Tally, LoadError> {
+/// An empty tally.
+pub fn tally() -> Result<Tally, LoadError> {
     Tally::new().map_err(|error| LoadError::Setup(error.to_string()))
 }
 
 /// Tells the clients and lists of this run from those of every other one.
-fn run_name() -> String {
+pub fn run_name() -> String {
     let nanos = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |elapsed| elapsed.as_nanos());

@@ -24,7 +24,8 @@ pub struct ServerProcess {
 }
 
 impl ServerProcess {
-    /// Starts `binary` on a fresh on-disk SQLite database and waits until it listens.
+    /// Starts `binary` on `database`, a URL, or on a fresh on-disk SQLite database, and
+    /// waits until it listens.
     ///
     /// # Errors
     /// When it does not start, or does not say where it listens.
@@ -32,12 +33,16 @@ impl ServerProcess {
         binary: &Path,
         args: &[String],
         environment: &[(String, String)],
+        database: Option<&str>,
     ) -> Result<Self, LoadError> {
         let fail = |error: &dyn std::fmt::Display| {
             LoadError::Setup(format!("{}: {error}", binary.display()))
         };
         let directory = Directory::fresh().map_err(|error| fail(&error))?;
-        let database = format!("sqlite:{}", directory.0.join("load.db").display());
+        let database = database.map_or_else(
+            || format!("sqlite:{}", directory.0.join("load.db").display()),
+            str::to_owned,
+        );
         let mut command = Command::new(binary);
         if args.is_empty() {
             command.arg("serve");
@@ -186,6 +191,7 @@ mod tests {
             Path::new("/bin/sh"),
             &["-c".to_owned(), "exit 3".to_owned()],
             &[],
+            None,
         )
         .await
         .unwrap_err();
@@ -201,6 +207,7 @@ mod tests {
             Path::new("/bin/sh"),
             &["-c".to_owned(), script.to_owned()],
             &[("EXTRA".to_owned(), "1".to_owned())],
+            None,
         )
         .await
         .unwrap();

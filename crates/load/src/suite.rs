@@ -40,16 +40,25 @@ const VARIANTS: [Variant; 3] = [
 
 /// Medians of one configuration's runs.
 #[derive(Debug, Clone, Serialize)]
-struct Summary {
-    label: &'static str,
-    scenario: &'static str,
-    rps: f64,
-    commits_per_s: f64,
-    p50_us: f64,
-    p95_us: f64,
-    p99_us: f64,
-    server_peak_rss_kib: Option<f64>,
-    errors: u64,
+pub struct Summary {
+    /// Name of the configuration.
+    pub label: &'static str,
+    /// What each client did.
+    pub scenario: &'static str,
+    /// Requests per second.
+    pub rps: f64,
+    /// Acknowledged commits per second.
+    pub commits_per_s: f64,
+    /// Median latency, microseconds.
+    pub p50_us: f64,
+    /// 95th percentile, microseconds.
+    pub p95_us: f64,
+    /// 99th percentile, microseconds.
+    pub p99_us: f64,
+    /// Peak resident memory of the server, where there was one.
+    pub server_peak_rss_kib: Option<f64>,
+    /// Wrong answers of all runs together.
+    pub errors: u64,
 }
 
 /// The whole comparison.
@@ -109,7 +118,8 @@ async fn measure(args: &SuiteArgs, variant: &Variant) -> Result<Report, LoadErro
         .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
         .collect();
     environment.extend(args.server_env.iter().cloned());
-    let server = ServerProcess::start(&args.server_bin, &args.server_args, &environment).await?;
+    let server =
+        ServerProcess::start(&args.server_bin, &args.server_args, &environment, None).await?;
     let plan = args.load.plan(server.url())?;
     let plan = Plan {
         label: variant.label.to_owned(),
@@ -122,7 +132,8 @@ async fn measure(args: &SuiteArgs, variant: &Variant) -> Result<Report, LoadErro
     Ok(report)
 }
 
-fn summarize(label: &'static str, reports: &[Report]) -> Option<Summary> {
+/// The medians of a configuration's runs; `None` of no runs.
+pub fn summarize(label: &'static str, reports: &[Report]) -> Option<Summary> {
     let of = |value: fn(&Report) -> f64| median(&reports.iter().map(value).collect::<Vec<_>>());
     let memory: Vec<f64> = reports
         .iter()
@@ -133,13 +144,7 @@ fn summarize(label: &'static str, reports: &[Report]) -> Option<Summary> {
         label,
         scenario: reports.first()?.scenario,
         rps: of(|report| report.rps)?,
-        commits_per_s: of(|report| {
-            if report.seconds > 0.0 {
-                (report.commits as f64 / report.seconds).round()
-            } else {
-                0.0
-            }
-        })?,
+        commits_per_s: of(|report| report.commits_per_s)?,
         p50_us: of(|report| report.p50_us as f64)?,
         p95_us: of(|report| report.p95_us as f64)?,
         p99_us: of(|report| report.p99_us as f64)?,
@@ -154,13 +159,14 @@ fn ratio(medians: &[Summary], of: usize, to: usize) -> Option<f64> {
     (to > 0.0).then(|| (of / to * 1000.0).round() / 1000.0)
 }
 
-fn table(comparison: &Comparison) -> String {
+/// A Markdown table of medians.
+pub fn rows(medians: &[Summary]) -> String {
     use std::fmt::Write as _;
     let mut out = String::from(
         "| configuration | scenario | requests/s | commits/s | p50 | p95 | p99 | server peak | errors |\n\
          |---|---|---:|---:|---:|---:|---:|---:|---:|\n",
     );
-    for row in &comparison.medians {
+    for row in medians {
         let memory = row
             .server_peak_rss_kib
             .map_or("-".to_owned(), |kib| format!("{:.1} MiB", kib / 1024.0));
@@ -177,6 +183,12 @@ fn table(comparison: &Comparison) -> String {
             row.errors,
         );
     }
+    out
+}
+
+fn table(comparison: &Comparison) -> String {
+    use std::fmt::Write as _;
+    let mut out = rows(&comparison.medians);
     let show = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}×"));
     let _ = writeln!(
         out,
@@ -218,7 +230,7 @@ mod tests {
                 ..Sample::default()
             });
         }
-        let mut report = tally.report(&plan, Duration::from_secs(1));
+        let mut report = tally.report(plan.shape(), Duration::from_secs(1));
         report.server_peak_rss_kib = Some(memory);
         report
     }

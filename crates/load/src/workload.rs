@@ -15,8 +15,6 @@ use crate::check::{Expected, Progress};
 use crate::cli::{Plan, Scenario};
 use crate::runner::LoadError;
 
-/// Rows each client writes to, over and over.
-const ROWS_PER_CLIENT: u64 = 64;
 /// Id of every client's one subscription.
 pub const SUBSCRIPTION: &str = "todos";
 
@@ -55,6 +53,7 @@ pub struct Device {
     schema: Arc<ClientSchema>,
     wire: WireVersion,
     ops_per_commit: u64,
+    rows_per_client: u64,
     text: String,
     subscription: Subscription,
     log_epoch: Option<String>,
@@ -94,6 +93,7 @@ impl Device {
             schema: Arc::clone(&plan.schema),
             wire: plan.wire,
             ops_per_commit: u64::from(plan.ops_per_commit),
+            rows_per_client: plan.rows_per_client,
             text: "x".repeat(plan.payload_bytes),
             log_epoch: None,
             commits: 0,
@@ -199,8 +199,8 @@ impl Device {
 
     /// The first write of a row inserts it whole; later ones update its text.
     fn write(&mut self) -> Result<Operation, LoadError> {
-        let at = self.writes % ROWS_PER_CLIENT;
-        let first = self.writes < ROWS_PER_CLIENT;
+        let at = self.writes % self.rows_per_client;
+        let first = self.writes < self.rows_per_client;
         self.writes += 1;
         let row_id = format!("{}-r{at}", self.client_id);
         let table = table(&self.schema, "todos")?;
@@ -341,11 +341,11 @@ mod tests {
 
     #[test]
     fn rows_are_inserted_whole_and_then_updated_sparsely_without_a_base() {
-        let plan = plan(&["--payload-bytes", "9"]);
+        let plan = plan(&["--payload-bytes", "9", "--rows-per-client", "5"]);
         let table = plan.schema.table("todos").unwrap();
         let mut device = Device::new(&plan, "run", 0).unwrap();
         let mut written = Vec::new();
-        for _ in 0..=ROWS_PER_CLIENT {
+        for _ in 0..=plan.rows_per_client {
             written.extend(operations(&decoded(device.request(BOTH).unwrap().0)));
         }
         let present = |operation: &Operation| {
