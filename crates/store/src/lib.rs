@@ -9,6 +9,7 @@ pub mod error;
 mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
+mod physical;
 pub mod postgres;
 pub mod sqlite;
 pub mod stored;

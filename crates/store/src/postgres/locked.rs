@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use tidegate_engine::PartitionId;
 use tidegate_engine::model::{CommitBatch, Fetched, Needs};
+use tokio::sync::OwnedRwLockReadGuard;
 
 use super::commit::{self, Transaction};
 use super::connection::{Lease, release};
@@ -26,6 +27,8 @@ const CREATE: &str = "INSERT INTO sync_partitions(partition) VALUES($1) ON CONFL
 pub(super) struct Locked {
     /// `None` once it was committed.
     lease: Option<Lease>,
+    /// Closing the store waits for it.
+    guard: Arc<OwnedRwLockReadGuard<()>>,
     plan: Arc<Plan>,
     partition: PartitionId,
 }
@@ -33,11 +36,13 @@ pub(super) struct Locked {
 /// Opens the transaction and takes the row, in one round trip.
 pub(super) async fn begin(
     lease: Lease,
+    guard: OwnedRwLockReadGuard<()>,
     plan: Arc<Plan>,
     partition: &PartitionId,
 ) -> Result<Locked, StoreError> {
     let mut locked = Locked {
         lease: Some(lease),
+        guard: Arc::new(guard),
         plan,
         partition: partition.clone(),
     };
@@ -79,9 +84,10 @@ impl LockedPartition for Locked {
 
     async fn commit(mut self: Box<Self>, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
         let mut lease = self.lease.take().ok_or(StoreError::Closed)?;
-        let plan = Arc::clone(&self.plan);
+        let (plan, guard) = (Arc::clone(&self.plan), Arc::clone(&self.guard));
         // A caller that stops waiting must not cut the write in half.
         let task = tokio::spawn(async move {
+            let _guard = guard;
             commit::write(&mut lease, &plan, &batch, Transaction::Open).await
         });
         task.await

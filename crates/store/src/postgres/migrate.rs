@@ -13,13 +13,14 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 
 use super::batch::column_array;
-use super::catalog::{self, PhysicalColumn};
+use super::catalog;
 use super::connection::{Param, references};
 use super::core_schema::{self, BARRIER};
 use super::failure::{during, store_error};
 use super::plan::{META_COLUMNS, Plan, array_type, create_index, create_table, quote, sql_type};
 use super::read::schema_version;
 use crate::error::StoreError;
+use crate::physical::{PhysicalColumn, verify};
 use crate::stored::{OWNED_INDEX_PREFIX, changes_layouts, check_declaration, refused};
 use crate::{Declaration, SchemaOutcome};
 
@@ -160,7 +161,11 @@ async fn refuse_undeclared(
 
 async fn verify_catalog(client: &Client, plan: &Plan) -> Result<(), StoreError> {
     for table in plan.schema.tables() {
-        catalog::verify(table, &catalog::columns(client, &table.name).await?)?;
+        verify(
+            table,
+            &META_COLUMNS,
+            &catalog::columns(client, &table.name).await?,
+        )?;
     }
     Ok(())
 }

@@ -366,8 +366,11 @@ impl Store for PostgresStore {
         partition: &PartitionId,
     ) -> Result<Box<dyn LockedPartition + 'a>, StoreError> {
         let plan = self.plan()?;
+        let guard = Arc::clone(&self.writes).read_owned().await;
         let lease = self.lease().await?;
-        Ok(Box::new(locked::begin(lease, plan, partition).await?))
+        Ok(Box::new(
+            locked::begin(lease, guard, plan, partition).await?,
+        ))
     }
 
     async fn record_clients(

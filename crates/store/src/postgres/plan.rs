@@ -6,36 +6,13 @@ use std::sync::Arc;
 
 use ssp2::ColumnType;
 use tidegate_engine::model::ChildrenKey;
-use tidegate_engine::schema::{Index, Schema, Table};
+use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
-use crate::stored::owned_index_name;
+use crate::physical::{MetaColumn, meta};
+pub(super) use crate::physical::{create_index, quote};
 
-/// Columns that every app table has, in the order of its declaration; app
-/// columns stand after the second.
-pub(super) struct MetaColumn {
-    pub(super) name: &'static str,
-    /// As `format_type` spells it.
-    pub(super) sql_type: &'static str,
-    pub(super) not_null: bool,
-    /// 1-based position in the primary key, 0 = none.
-    pub(super) key_position: i32,
-}
-
-const fn meta(
-    name: &'static str,
-    sql_type: &'static str,
-    not_null: bool,
-    key_position: i32,
-) -> MetaColumn {
-    MetaColumn {
-        name,
-        sql_type,
-        not_null,
-        key_position,
-    }
-}
-
+/// The columns that every app table has; types as `format_type` spells them.
 pub(super) const META_COLUMNS: [MetaColumn; 6] = [
     meta("_sync_partition", "text", true, 1),
     meta("_sync_row_id", "text", true, 2),
@@ -44,11 +21,6 @@ pub(super) const META_COLUMNS: [MetaColumn; 6] = [
     meta("_sync_payload", "bytea", true, 0),
     meta("_sync_column_versions", "bytea", false, 0),
 ];
-
-/// An SQL identifier in quotes.
-pub(super) fn quote(identifier: &str) -> String {
-    format!("\"{}\"", identifier.replace('"', "\"\""))
-}
 
 /// The declared SQL type of an app column.
 pub(super) const fn sql_type(ty: ColumnType) -> &'static str {
@@ -109,22 +81,6 @@ pub(super) fn create_table(table: &Table) -> String {
     columns.extend(META_COLUMNS[2..].iter().map(meta));
     format!(
         "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (\"_sync_partition\", \"_sync_row_id\"))",
-        quote(&table.name),
-        columns.join(", ")
-    )
-}
-
-/// `CREATE INDEX` of a declared index: per partition, unique ones too.
-pub(super) fn create_index(table: &Table, index: &Index) -> String {
-    let columns: Vec<String> = index
-        .columns
-        .iter()
-        .map(|ordinal| quote(&table.columns[*ordinal].name))
-        .collect();
-    format!(
-        "CREATE {}INDEX {} ON {} (\"_sync_partition\", {})",
-        if index.unique { "UNIQUE " } else { "" },
-        quote(&owned_index_name(&index.name)),
         quote(&table.name),
         columns.join(", ")
     )

@@ -9,12 +9,13 @@ use tidegate_engine::SchemaVersion;
 use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
 use tidegate_engine::schema::{StoredLayouts, Table};
 
-use super::catalog::{self, PhysicalColumn};
+use super::catalog;
 use super::commit::{bind_value, undeclared};
 use super::core_schema;
 use super::failure::{during, is_row_constraint, store_error};
 use super::plan::{META_COLUMNS, Plan, create_index, create_table, quote, sql_type};
 use crate::error::StoreError;
+use crate::physical::{PhysicalColumn, verify};
 use crate::stored::{changes_layouts, check_declaration, refused};
 use crate::{Declaration, SchemaOutcome};
 
@@ -43,7 +44,7 @@ pub(super) fn ensure(
             });
         }
         Some((stored, layouts)) if *stored == running => {
-            verify(&tx, plan, layouts)?;
+            verify_layouts(&tx, plan, layouts)?;
             adopt_log(&tx, running)?;
             SchemaOutcome::Verified
         }
@@ -90,7 +91,7 @@ fn read_marker(tx: &Connection) -> Result<Option<(SchemaVersion, StoredLayouts)>
         .transpose()
 }
 
-fn verify(tx: &Connection, plan: &Plan, layouts: &StoredLayouts) -> Result<(), StoreError> {
+fn verify_layouts(tx: &Connection, plan: &Plan, layouts: &StoredLayouts) -> Result<(), StoreError> {
     if let Some(mismatch) = layouts.mismatch(&plan.schema) {
         return Err(StoreError::StoredLayoutMismatch {
             table: mismatch.table,
@@ -104,7 +105,7 @@ fn verify_catalog(tx: &Connection, plan: &Plan) -> Result<(), StoreError> {
     plan.schema
         .tables()
         .iter()
-        .try_for_each(|table| catalog::verify(table, &catalog::columns(tx, &table.name)?))
+        .try_for_each(|table| verify(table, &META_COLUMNS, &catalog::columns(tx, &table.name)?))
 }
 
 /// Another program may have brought the database to `stored`. Then commits that

@@ -6,36 +6,14 @@ use std::sync::Arc;
 
 use ssp2::ColumnType;
 use tidegate_engine::model::ChildrenKey;
-use tidegate_engine::schema::{Index, Schema, Table};
+use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
 use super::read;
-use crate::stored::owned_index_name;
+use crate::physical::{MetaColumn, meta};
+pub(super) use crate::physical::{create_index, quote};
 
-/// Columns that every app table has, in the order of its declaration; app
-/// columns stand after the second.
-pub(super) struct MetaColumn {
-    pub(super) name: &'static str,
-    pub(super) sql_type: &'static str,
-    pub(super) not_null: bool,
-    /// 1-based position in the primary key, 0 = none.
-    pub(super) key_position: i64,
-}
-
-const fn meta(
-    name: &'static str,
-    sql_type: &'static str,
-    not_null: bool,
-    key_position: i64,
-) -> MetaColumn {
-    MetaColumn {
-        name,
-        sql_type,
-        not_null,
-        key_position,
-    }
-}
-
+/// The columns that every app table has.
 pub(super) const META_COLUMNS: [MetaColumn; 6] = [
     meta("_sync_partition", "TEXT", true, 1),
     meta("_sync_row_id", "TEXT", true, 2),
@@ -44,11 +22,6 @@ pub(super) const META_COLUMNS: [MetaColumn; 6] = [
     meta("_sync_payload", "BLOB", true, 0),
     meta("_sync_column_versions", "BLOB", false, 0),
 ];
-
-/// An SQL identifier in quotes.
-pub(super) fn quote(identifier: &str) -> String {
-    format!("\"{}\"", identifier.replace('"', "\"\""))
-}
 
 /// The declared SQL type of an app column.
 pub(super) const fn sql_type(ty: ColumnType) -> &'static str {
@@ -76,22 +49,6 @@ pub(super) fn create_table(table: &Table) -> String {
     columns.extend(META_COLUMNS[2..].iter().map(meta));
     format!(
         "CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY (\"_sync_partition\", \"_sync_row_id\"))",
-        quote(&table.name),
-        columns.join(", ")
-    )
-}
-
-/// `CREATE INDEX` of a declared index: per partition, unique ones too.
-pub(super) fn create_index(table: &Table, index: &Index) -> String {
-    let columns: Vec<String> = index
-        .columns
-        .iter()
-        .map(|ordinal| quote(&table.columns[*ordinal].name))
-        .collect();
-    format!(
-        "CREATE {}INDEX {} ON {} (\"_sync_partition\", {})",
-        if index.unique { "UNIQUE " } else { "" },
-        quote(&owned_index_name(&index.name)),
         quote(&table.name),
         columns.join(", ")
     )
