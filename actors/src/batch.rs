@@ -6,9 +6,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tidegate_engine::model::{LoggedCommit, ResultKey, ResultLookup};
+use tokio::sync::watch;
 
 use crate::error::PushError;
 use crate::group_commit::GroupCommit;
@@ -33,15 +33,23 @@ pub(crate) struct Outcome {
 }
 
 /// Tells a batch's task that nobody waits for it any more.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Abandoned(Arc<AtomicBool>);
+#[derive(Debug, Clone)]
+pub(crate) struct Abandoned(Arc<watch::Sender<bool>>);
 
 impl Abandoned {
+    fn new() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
     pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        *self.0.borrow()
+    }
+    /// Ready once it is set.
+    pub async fn wait(&self) {
+        // The sender lives as long as `self`: the wait cannot fail.
+        let _ = self.0.subscribe().wait_for(|set| *set).await;
     }
     fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
+        self.0.send_replace(true);
     }
 }
 
@@ -79,7 +87,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         Vec::new()
     };
 
-    let abandoned = Abandoned::default();
+    let abandoned = Abandoned::new();
     let work = GroupCommit::new(
         Arc::clone(&partition),
         Arc::clone(&requests),
@@ -94,7 +102,8 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
             recover(&partition, &requests).await
         }
         Err(_) => {
-            // Not aborted: dropping it would not stop what the database does for it.
+            // Not aborted: dropping it would not stop what the database does for it. It
+            // gives up what it holds by itself, unless its commit is under way.
             abandoned.set();
             tracing::error!(partition = %partition.id, "a batch hangs; the partition restarts");
             recover(&partition, &requests).await

@@ -1,6 +1,9 @@
 //! Why a push was not answered with decisions.
 
 use ssp2::{ErrorCode, SyncError};
+use tidegate_engine::gate::GateRefusal;
+use tidegate_engine::{PartitionId, SchemaVersion};
+use tidegate_store::{CommitError, StoreError};
 
 /// A push that failed as a whole. None of its commits is known to be undecided and
 /// durable at once: repeating it is always safe (§6.1, idempotency by commit id).
@@ -75,6 +78,33 @@ impl PushError {
 }
 
 impl PushError {
+    /// What the callers of a batch are told when nothing of it was written; the log is
+    /// told why.
+    pub(crate) fn refused(
+        partition: &PartitionId,
+        running: SchemaVersion,
+        error: CommitError,
+    ) -> Self {
+        match error {
+            CommitError::SchemaChanged { stored } => {
+                Self::not_ready(GateRefusal::NewerSchema { stored, running }.into())
+            }
+            CommitError::CheckpointPending(pending) => {
+                Self::not_ready(GateRefusal::CheckpointPending(pending).into())
+            }
+            CommitError::FenceRejected => Self::fenced(),
+            CommitError::Store(StoreError::Unavailable(source)) => {
+                tracing::warn!(%partition, %source, "the database is unavailable");
+                Self::unavailable()
+            }
+            CommitError::Store(StoreError::Closed) => Self::unavailable(),
+            other => {
+                tracing::error!(%partition, error = ?other, "a batch failed");
+                Self::internal()
+            }
+        }
+    }
+
     /// The writer fence of the database refused this program's schema version.
     pub(crate) fn fenced() -> Self {
         Self::of(

@@ -1,19 +1,21 @@
 //! The group commit: reads what a batch needs, decides its commits in order, writes
 //! them as one transaction whose compare-and-set proves that nobody else wrote.
 
-use std::collections::HashMap;
+mod clients;
+
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ssp2::SyncError;
-use tidegate_engine::gate::GateRefusal;
+use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
 use tidegate_engine::push::Decision;
-use tidegate_engine::{ActorId, ClientId};
-use tidegate_store::{CommitError, StoreError};
+use tidegate_store::{CommitError, Store};
 
+use crate::access::Access;
 use crate::batch::{Abandoned, Outcome};
+use crate::contention::Sight;
 use crate::deciding::{self, Deciding, Place, Progress, Violation};
 use crate::error::PushError;
 use crate::partition::Partition;
@@ -46,12 +48,16 @@ pub(crate) struct GroupCommit {
     generation: u64,
     commits: Vec<Arc<LoggedCommit>>,
     moved_elsewhere: bool,
+    /// Whether an attempt took the lock.
+    locked: bool,
+    /// What is known of other writers.
+    sight: Sight,
 }
 
 /// How deciding went.
-enum Attempt {
-    /// Everything is decided; this is the transaction.
-    Ready(Arc<CommitBatch>, Vec<Decision>),
+enum Attempt<'s> {
+    /// Everything is decided; this is the transaction and the way to write it.
+    Ready(Access<'s>, Arc<CommitBatch>, Vec<Decision>),
     /// Somebody else committed meanwhile.
     Moved,
     /// A push failed by itself; the others are to be decided without it.
@@ -93,6 +99,8 @@ impl GroupCommit {
             view: View::new(known),
             commits: Vec::new(),
             moved_elsewhere: false,
+            locked: false,
+            sight: Sight::Unknown,
             partition,
             requests,
             records,
@@ -111,6 +119,11 @@ impl GroupCommit {
         };
         let failure = failure.unwrap_or_else(PushError::internal);
         if !self.abandoned.is_set() {
+            let enough = self.partition.service.settings.quiet_batches;
+            self.partition
+                .contention
+                .lock()
+                .batch_ended(self.sight, enough);
             self.partition
                 .keep_known(self.view.into_known(), self.generation);
         }
@@ -138,34 +151,6 @@ impl GroupCommit {
             commits: self.commits,
             records_durable: self.records_durable,
             moved_elsewhere: self.moved_elsewhere,
-        }
-    }
-
-    /// §1.5: a client id belongs to its first actor. Two requests of different actors may
-    /// both have found it unbound; the one that is queued first gets it.
-    fn refuse_foreign_bindings(&mut self) {
-        let bindings = self.partition.bindings.lock();
-        let mut in_batch: HashMap<&ClientId, &ActorId> = HashMap::new();
-        for (push, request) in self.requests.iter().enumerate() {
-            if request.bind.is_none() {
-                continue;
-            }
-            let owner = bindings
-                .get(&request.client_id)
-                .or_else(|| in_batch.get(&request.client_id).copied());
-            match owner {
-                Some(owner) if *owner != request.actor_id => {
-                    self.refused[push] = Some(PushError::bound_elsewhere());
-                }
-                _ => {
-                    in_batch.insert(&request.client_id, &request.actor_id);
-                }
-            }
-        }
-        for entry in &mut self.entries {
-            if let Some(error) = &self.refused[entry.place.push] {
-                entry.verdict = Some(Err(error.clone()));
-            }
         }
     }
 
@@ -197,6 +182,7 @@ impl GroupCommit {
         mut violation: Option<Violation>,
     ) -> Result<Part, PushError> {
         let service = Arc::clone(&self.partition.service);
+        let abandoned = self.abandoned.clone();
         let mut attempt = 0;
         while attempt < service.settings.commit_attempts {
             pause_before(attempt).await;
@@ -207,9 +193,19 @@ impl GroupCommit {
             if undecided.is_empty() {
                 return Ok(Part::Settled);
             }
-            let (batch, decisions) = match self.decide(&undecided, violation.as_ref()).await? {
-                Attempt::Ready(batch, decisions) => (batch, decisions),
+            // A lock must not be held by a batch that nobody waits for, whatever it waits for.
+            let decided = tokio::select! {
+                biased;
+                () = abandoned.wait() => return Err(PushError::internal()),
+                decided = self.decide(&*service.store, &undecided, &mut violation) => decided?,
+            };
+            let (access, batch, decisions) = match decided {
+                Attempt::Ready(access, batch, decisions) => (access, batch, decisions),
                 Attempt::Moved => {
+                    if attempt > 0 {
+                        // It happens again: reads are overtaken before the CAS can be.
+                        self.partition.contention.lock().overtaken();
+                    }
                     attempt += 1;
                     violation = None;
                     continue;
@@ -223,7 +219,7 @@ impl GroupCommit {
             if self.abandoned.is_set() {
                 return Err(PushError::internal());
             }
-            match service.store.commit_batch(Arc::clone(&batch)).await {
+            match access.commit(Arc::clone(&batch)).await {
                 Ok(()) => {
                     self.accept(&undecided, decisions, Some(&batch));
                     return Ok(Part::Settled);
@@ -231,6 +227,7 @@ impl GroupCommit {
                 Err(CommitError::SequenceMoved) => {
                     attempt += 1;
                     violation = None;
+                    self.partition.contention.lock().overtaken();
                     self.lost_race();
                 }
                 Err(CommitError::OutcomeUnknown(source)) => {
@@ -259,7 +256,7 @@ impl GroupCommit {
                 }
                 Err(refusal) => {
                     self.distrust();
-                    return Err(self.refusal(refusal));
+                    return Err(self.refused(refusal));
                 }
             }
         }
@@ -267,19 +264,26 @@ impl GroupCommit {
     }
 
     /// Decides the given commits in order on one consistent picture, and makes the
-    /// transaction.
-    async fn decide(
+    /// transaction. Under the lock it may find that the log moved since a `violation` was
+    /// met; then that is forgotten.
+    async fn decide<'s>(
         &mut self,
+        store: &'s dyn Store,
         undecided: &[usize],
-        violation: Option<&Violation>,
-    ) -> Result<Attempt, PushError> {
+        violation: &mut Option<Violation>,
+    ) -> Result<Attempt<'s>, PushError> {
         let partition = Arc::clone(&self.partition);
         let service = &partition.service;
         let places: Vec<Place> = undecided.iter().map(|at| self.entries[*at].place).collect();
         let needs = deciding::needs_of(service, &self.requests, &places);
-        let Some(fetched) = self.supply(&needs).await? else {
+        let expected = self.view.position();
+        let mut access = self.begin(store).await?;
+        let Some(fetched) = self.supply(&mut access, &needs).await? else {
             return Ok(Attempt::Moved);
         };
+        if access.is_locked() && !self.head_is_ours(expected, fetched.max) {
+            *violation = None;
+        }
         let requests = Arc::clone(&self.requests);
         let mut run = Deciding::new(&partition, requests, places, fetched.max);
         let mut fetched = fetched;
@@ -289,7 +293,7 @@ impl GroupCommit {
                 self.lost_race();
                 return Ok(Attempt::Moved);
             }
-            let progress = match violation {
+            let progress = match &*violation {
                 Some(violation) => run.reject(violation.clone()).await,
                 None => run.run().await,
             };
@@ -305,7 +309,7 @@ impl GroupCommit {
                         tracing::error!(partition = %partition.id, "storage left needs unanswered");
                         return Err(PushError::internal());
                     }
-                    fetched = match self.supply(&needs).await? {
+                    fetched = match self.supply(&mut access, &needs).await? {
                         Some(fetched) => fetched,
                         None => return Ok(Attempt::Moved),
                     };
@@ -321,11 +325,44 @@ impl GroupCommit {
         let declared = Arc::clone(&service.declared.read());
         let mut batch = candidate.into_batch(service.schema.version(), declared);
         batch.clients = self.clients(undecided);
-        Ok(Attempt::Ready(Arc::new(batch), decisions))
+        Ok(Attempt::Ready(access, Arc::new(batch), decisions))
     }
 
-    async fn supply(&mut self, needs: &Needs) -> Result<Option<Fetched>, PushError> {
-        match self.view.supply(&self.partition, needs).await {
+    /// Opens the way to the database; holding the partition, everything is read afresh.
+    async fn begin<'s>(&mut self, store: &'s dyn Store) -> Result<Access<'s>, PushError> {
+        if !self.partition.contention.lock().is_pessimistic() {
+            return Ok(Access::Free(store));
+        }
+        if !std::mem::replace(&mut self.locked, true) {
+            self.partition.service.counters.pessimistic_batches.add(1);
+        }
+        self.view.forget();
+        match Access::locked(store, &self.partition.id).await {
+            Ok(access) => Ok(access),
+            Err(error) => {
+                self.distrust();
+                Err(self.refused(error))
+            }
+        }
+    }
+
+    /// Whether the head read under the lock is where this process left the log. If it is
+    /// not, the tail and the observer are told, as of a lost race.
+    fn head_is_ours(&mut self, expected: Option<CommitSeq>, head: CommitSeq) -> bool {
+        match expected {
+            Some(expected) if expected == head => self.sight = self.sight.and(Sight::Quiet),
+            Some(_) => self.note_foreign_commit(),
+            None => {}
+        }
+        expected == Some(head)
+    }
+
+    async fn supply(
+        &mut self,
+        access: &mut Access<'_>,
+        needs: &Needs,
+    ) -> Result<Option<Fetched>, PushError> {
+        match self.view.supply(&self.partition, access, needs).await {
             Ok(fetched) => Ok(Some(fetched)),
             Err(Missing::Moved) => {
                 self.note_foreign_commit();
@@ -333,34 +370,9 @@ impl GroupCommit {
             }
             Err(Missing::Store(error)) => {
                 self.distrust();
-                Err(self.refusal(CommitError::Store(error)))
+                Err(self.refused(error))
             }
         }
-    }
-
-    /// The client records that go into the transaction of these commits, one per client:
-    /// their bindings, and all write-behind records.
-    fn clients(&self, entries: &[usize]) -> Vec<ClientRecord> {
-        let pushes = entries.iter().map(|at| self.entries[*at].place.push);
-        self.records_with(pushes)
-    }
-
-    fn records_with(&self, pushes: impl Iterator<Item = usize>) -> Vec<ClientRecord> {
-        let mut clients: HashMap<&ClientId, &ClientRecord> = HashMap::new();
-        for push in pushes.filter(|push| !self.bound[*push]) {
-            if let Some(record) = &self.requests[push].bind {
-                clients.insert(&record.client_id, record);
-            }
-        }
-        if !self.records_durable {
-            for record in &self.records {
-                let bound = clients.get(&record.client_id);
-                if bound.is_none_or(|bound| bound.actor_id == record.actor_id) {
-                    clients.insert(&record.client_id, record);
-                }
-            }
-        }
-        clients.into_values().cloned().collect()
     }
 
     /// Takes over what is durable now.
@@ -389,36 +401,6 @@ impl GroupCommit {
         }
     }
 
-    fn clients_written(&mut self, pushes: impl IntoIterator<Item = usize>) {
-        self.records_durable = true;
-        let mut bindings = self.partition.bindings.lock();
-        for push in pushes {
-            if !std::mem::replace(&mut self.bound[push], true) {
-                let request = &self.requests[push];
-                bindings.made(request.client_id.clone(), request.actor_id.clone());
-            }
-        }
-    }
-
-    /// Writes the client records that no transaction of commits took along.
-    async fn write_clients_alone(&mut self) -> Result<(), PushError> {
-        let unbound: Vec<usize> = (0..self.requests.len())
-            .filter(|push| !self.bound[*push] && self.refused[*push].is_none())
-            .collect();
-        let clients = self.records_with(unbound.iter().copied());
-        if clients.is_empty() {
-            return Ok(());
-        }
-        let (store, id) = (&self.partition.service.store, &self.partition.id);
-        match store.record_clients(id, clients).await {
-            Ok(()) => {
-                self.clients_written(unbound);
-                Ok(())
-            }
-            Err(error) => Err(self.refusal(CommitError::Store(error))),
-        }
-    }
-
     /// Fails a push from one of its commits on: the server could not decide it. What the
     /// push holds before that commit is decided all the same.
     fn fail_from(&mut self, place: Place, error: Option<SyncError>) {
@@ -442,6 +424,7 @@ impl GroupCommit {
         self.partition.service.counters.lost_races.add(1);
         self.partition.tail.invalidate();
         self.moved_elsewhere = true;
+        self.sight = Sight::Foreign;
     }
 
     fn distrust(&mut self) {
@@ -450,26 +433,13 @@ impl GroupCommit {
     }
 
     /// What the callers are told when nothing was written.
-    fn refusal(&self, error: CommitError) -> PushError {
-        let running = self.partition.service.schema.version();
-        match error {
-            CommitError::SchemaChanged { stored } => {
-                PushError::not_ready(GateRefusal::NewerSchema { stored, running }.into())
-            }
-            CommitError::CheckpointPending(pending) => {
-                PushError::not_ready(GateRefusal::CheckpointPending(pending).into())
-            }
-            CommitError::FenceRejected => PushError::fenced(),
-            CommitError::Store(StoreError::Unavailable(source)) => {
-                tracing::warn!(partition = %self.partition.id, %source, "the database is unavailable");
-                PushError::unavailable()
-            }
-            CommitError::Store(StoreError::Closed) => PushError::unavailable(),
-            other => {
-                tracing::error!(partition = %self.partition.id, error = ?other, "a batch failed");
-                PushError::internal()
-            }
-        }
+    fn refused(&self, error: impl Into<CommitError>) -> PushError {
+        let partition = &self.partition;
+        PushError::refused(
+            &partition.id,
+            partition.service.schema.version(),
+            error.into(),
+        )
     }
 }
 

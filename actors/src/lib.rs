@@ -4,13 +4,15 @@
 //! A push takes this way: [`PartitionHandle::push`] asks for a permit (`admission`), queues
 //! in the partition's `inbox`, and wakes its actor (`partition`); the actor starts a batch
 //! whenever none runs (`batch`); the batch reads, decides and writes (`group_commit`, on a
-//! `view` of the log at one position), answers its callers, and tells the observer.
+//! `view` of the log at one position; beside other writers under a lock, see `contention`), answers its callers, and tells the observer.
 #![forbid(unsafe_code)]
 
+mod access;
 mod admission;
 mod batch;
 mod clients;
 mod clock;
+mod contention;
 mod deciding;
 mod directory;
 mod error;

@@ -10,6 +10,7 @@ use tidegate_engine::{LogEpoch, PartitionId};
 use crate::admission::Gauge;
 use crate::batch::{self, Known};
 use crate::clients::{Bindings, Ledger};
+use crate::contention::Contention;
 use crate::inbox::Inbox;
 use crate::service::Service;
 use crate::tail::Tail;
@@ -25,6 +26,8 @@ pub(crate) struct Partition {
     pub ledger: Ledger,
     pub bindings: Mutex<Bindings>,
     pub gauge: Arc<Gauge>,
+    /// How batches guard against other writers.
+    pub contention: Mutex<Contention>,
     known: Mutex<Option<Known>>,
     /// Counts the reasons to distrust what is known; see [`Self::take_known`].
     generation: AtomicU64,
@@ -40,6 +43,7 @@ impl Partition {
             tail: Arc::new(Tail::new(settings.tail_commits, settings.tail_bytes)),
             ledger: Ledger::new(settings.pending_clients),
             bindings: Mutex::default(),
+            contention: Mutex::default(),
             gauge: Arc::new(Gauge::new(settings.partition_queue)),
             known: Mutex::new(None),
             generation: AtomicU64::new(0),

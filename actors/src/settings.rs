@@ -34,6 +34,9 @@ pub struct Settings {
     pub tail_bytes: usize,
     /// Attempts of a batch that loses its CAS before it is answered with `sync.internal_error`.
     pub commit_attempts: u32,
+    /// After a lost CAS a partition's batches lock it before they read, until this many in
+    /// a row saw no commit of another writer.
+    pub quiet_batches: u32,
     /// A batch that takes longer counts as hung.
     pub batch_deadline: Duration,
     /// How long an unknown outcome is looked up before its callers get `sync.internal_error`.
@@ -73,6 +76,7 @@ impl Default for Settings {
             tail_commits: 1_024,
             tail_bytes: 4 * MIB,
             commit_attempts: 8,
+            quiet_batches: 16,
             batch_deadline: Duration::from_secs(20),
             resolve_deadline: Duration::from_secs(15),
             resolve_backoff: Duration::from_millis(50),

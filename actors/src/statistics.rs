@@ -29,6 +29,8 @@ pub struct Statistics {
     pub reads: u64,
     /// Lost compare-and-set attempts, or foreign commits noticed before one.
     pub lost_races: u64,
+    /// Batches that locked their partition before they read, beside other writers.
+    pub pessimistic_batches: u64,
     /// Batches that panicked or hung.
     pub restarts: u64,
     /// Pushes answered `sync.rate_limited`.
@@ -49,6 +51,7 @@ pub(crate) struct Counters {
     pub cache_misses: Counter,
     pub reads: Counter,
     pub lost_races: Counter,
+    pub pessimistic_batches: Counter,
     pub restarts: Counter,
     pub rate_limited: Counter,
     pub failed_flushes: Counter,
@@ -89,6 +92,7 @@ impl Counters {
             cache_hit_rate: ratio(hits, hits + misses),
             reads: self.reads.get(),
             lost_races: self.lost_races.get(),
+            pessimistic_batches: self.pessimistic_batches.get(),
             restarts: self.restarts.get(),
             rate_limited: self.rate_limited.get(),
             failed_flushes: self.failed_flushes.get(),

@@ -9,6 +9,7 @@ use tidegate_engine::model::{
 };
 use tidegate_store::StoreError;
 
+use crate::access::Access;
 use crate::partition::Partition;
 use crate::row_cache::RowCache;
 
@@ -54,11 +55,17 @@ impl View {
         }
     }
 
+    /// The position of the log that everything here is true at, if any is known.
+    pub fn position(&self) -> Option<CommitSeq> {
+        self.known.max
+    }
+
     /// Answers `needs` from memory and, in one read, from the database. The answer holds
     /// everything that was asked for.
     pub async fn supply(
         &mut self,
         partition: &Partition,
+        access: &mut Access<'_>,
         needs: &Needs,
     ) -> Result<Fetched, Missing> {
         let counters = &partition.service.counters;
@@ -91,9 +98,7 @@ impl View {
         let mut children = Vec::new();
         if self.known.max.is_none() || missing != Needs::default() {
             counters.reads.add(1);
-            let fetched = partition
-                .service
-                .store
+            let fetched = access
                 .read_needs(&partition.id, &missing)
                 .await
                 .map_err(Missing::Store)?;

@@ -4,6 +4,7 @@
 
 mod batching;
 mod clients;
+mod contention;
 mod failures;
 mod lifecycle;
 mod promises;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use ssp2::PushStatus;
 use tidegate_store::{CommitError, StoreError};
 
-use crate::store::{Gate, OnCommit, OnRead, newer_schema};
+use crate::store::{Gate, OnCommit, OnLock, OnRead, newer_schema};
 use crate::world::*;
 
 /// A small generator; the same seed tells the same story.
@@ -45,13 +45,27 @@ fn script(world: &World, dice: &mut Dice) {
             0 => OnRead::Unavailable,
             _ => OnRead::Pass,
         });
+        world.store.next_lock(match dice.roll(8) {
+            0 => OnLock::Unavailable,
+            1 | 2 => OnLock::Touch(key(&row)),
+            _ => OnLock::Pass,
+        });
     }
 }
 
 /// Clients push and repeat until they are answered. Then: what was acknowledged is in the
 /// log, at that position, once; every applied write raised its row's version once.
-async fn story(seed: u64) {
-    let world = std::rc::Rc::new(world());
+/// Tells how many batches took the lock, and how many there were.
+async fn story(seed: u64) -> (u64, u64) {
+    let settings = tidegate_actors::Settings {
+        // Short enough that the partition changes between both ways again and again.
+        quiet_batches: 2,
+        ..patient()
+    };
+    let world = std::rc::Rc::new(world_with(settings, Default::default()));
+    if seed.is_multiple_of(4) {
+        world.store.lock_nothing();
+    }
     let mut dice = Dice(seed);
     world.store.violate("bad");
     script(&world, &mut dice);
@@ -133,12 +147,22 @@ async fn story(seed: u64) {
         let version = versions.get(&key(&row)).copied().unwrap_or(0);
         assert_eq!(version, applied + touched, "seed {seed}: row {row}");
     }
-    assert_eq!(world.directory.statistics().queued_operations, 0);
+    assert!(
+        !world.store.is_held(&world.partition),
+        "seed {seed}: a lock is left"
+    );
+    let statistics = world.directory.statistics();
+    assert_eq!(statistics.queued_operations, 0);
+    (statistics.pessimistic_batches, statistics.batches)
 }
 
 #[actix::test]
 async fn acknowledged_is_durable_once_and_in_order_under_random_faults() {
+    let (mut locked, mut all) = (0, 0);
     for seed in 1..=40 {
-        story(seed).await;
+        let (pessimistic, batches) = story(seed).await;
+        locked += pessimistic;
+        all += batches;
     }
+    assert!(locked > 0 && locked < all, "both ways are taken");
 }

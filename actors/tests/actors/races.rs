@@ -61,6 +61,8 @@ async fn a_foreign_commit_between_batches_is_noticed_by_the_read() {
 #[actix::test]
 async fn lost_races_are_retried_a_bounded_number_of_times() {
     let world = world();
+    // A backend without locks: others commit between every read and commit.
+    world.store.lock_nothing();
     let attempts = patient().commit_attempts;
     for n in 0..attempts {
         let foreign = world.foreign("q", "theirs", i64::from(n) + 1);

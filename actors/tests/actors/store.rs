@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use tidegate_engine::model::*;
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
 use tidegate_store::*;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A door in a store call: the test sees when it is reached and opens it.
 #[derive(Debug)]
@@ -71,6 +71,20 @@ pub enum OnRead {
     Pass,
     Unavailable,
     Block(Arc<Gate>),
+    /// Another process commits first; under a lock it cannot, and waits.
+    Foreign(Foreign),
+    Panic,
+}
+
+/// What the next `begin_locked` does.
+pub enum OnLock {
+    Pass,
+    Unavailable,
+    Block(Arc<Gate>),
+    /// Another process commits before the lock is taken.
+    Foreign(Foreign),
+    /// Another process raises this row's version before the lock is taken, if it exists.
+    Touch(RowKey),
 }
 
 #[derive(Default)]
@@ -85,6 +99,35 @@ pub struct Log {
     pub touches: HashMap<RowKey, i64>,
 }
 
+impl Log {
+    fn fetch(&self, needs: &Needs) -> Fetched {
+        let row = |key: &RowKey| match self.rows.get(key) {
+            Some(row) => RowState::Present(Arc::clone(row)),
+            None => RowState::Absent {
+                tombstone: self.tombstones.get(key).copied(),
+            },
+        };
+        let result = |key: &ResultKey| match self.results.get(key) {
+            Some(result) => ResultLookup::Found(Arc::clone(result)),
+            None => ResultLookup::Absent,
+        };
+        Fetched {
+            max: self.max,
+            rows: needs
+                .rows
+                .iter()
+                .map(|key| (key.clone(), row(key)))
+                .collect(),
+            results: needs
+                .results
+                .iter()
+                .map(|key| (key.clone(), result(key)))
+                .collect(),
+            children: Vec::new(),
+        }
+    }
+}
+
 /// One partition's worth of storage for each partition id.
 #[derive(Default)]
 pub struct TestStore {
@@ -92,11 +135,20 @@ pub struct TestStore {
     on_commit: Mutex<VecDeque<OnCommit>>,
     on_read: Mutex<VecDeque<OnRead>>,
     on_record: Mutex<VecDeque<()>>,
+    on_lock: Mutex<VecDeque<OnLock>>,
+    /// Taken by `begin_locked`.
+    held: Mutex<HashMap<PartitionId, Arc<Semaphore>>>,
+    /// As a backend whose `begin_locked` excludes nobody.
+    lockless: AtomicBool,
     /// Row ids that violate a constraint when written.
     violating: Mutex<HashSet<String>>,
     /// Sizes of the batches that were tried, in commits and rejections.
     tried: Mutex<Vec<usize>>,
     pub reads: AtomicUsize,
+    /// Those of the reads that were made under a lock.
+    pub locked_reads: AtomicUsize,
+    /// Calls of `begin_locked`.
+    pub locks: AtomicUsize,
 }
 
 impl TestStore {
@@ -108,6 +160,27 @@ impl TestStore {
     }
     pub fn next_read(&self, action: OnRead) {
         self.on_read.lock().push_back(action);
+    }
+    pub fn next_lock(&self, action: OnLock) {
+        self.on_lock.lock().push_back(action);
+    }
+    pub fn lock_nothing(&self) {
+        self.lockless.store(true, Ordering::SeqCst);
+    }
+    pub fn locks(&self) -> usize {
+        self.locks.load(Ordering::SeqCst)
+    }
+    /// Whether somebody holds the partition.
+    pub fn is_held(&self, partition: &PartitionId) -> bool {
+        self.lock_of(partition).available_permits() == 0
+    }
+    fn lock_of(&self, partition: &PartitionId) -> Arc<Semaphore> {
+        let mut held = self.held.lock();
+        let lock = held.entry(partition.clone());
+        Arc::clone(lock.or_insert_with(|| Arc::new(Semaphore::new(1))))
+    }
+    async fn hold(&self, partition: &PartitionId) -> OwnedSemaphorePermit {
+        self.lock_of(partition).acquire_owned().await.unwrap()
     }
     pub fn fail_next_record(&self) {
         self.on_record.lock().push_back(());
@@ -197,12 +270,13 @@ fn unavailable() -> StoreError {
     StoreError::Unavailable("scripted".into())
 }
 
-#[async_trait]
-impl Store for TestStore {
-    async fn read_needs(
+impl TestStore {
+    /// Reads as scripted; a foreign commit that a lock keeps waiting goes to `waiting`.
+    async fn read(
         &self,
         partition: &PartitionId,
         needs: &Needs,
+        waiting: Option<&mut Waiting>,
     ) -> Result<Fetched, StoreError> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let action = self.on_read.lock().pop_front();
@@ -210,67 +284,127 @@ impl Store for TestStore {
             None | Some(OnRead::Pass) => {}
             Some(OnRead::Unavailable) => return Err(unavailable()),
             Some(OnRead::Block(gate)) => gate.pass().await,
+            Some(OnRead::Foreign(foreign)) => match waiting {
+                Some(waiting) => waiting.foreign.push(foreign),
+                None => self.foreign_commit(partition, foreign),
+            },
+            Some(OnRead::Panic) => panic!("scripted"),
         }
-        Ok(self.with(partition, |log| Fetched {
-            max: log.max,
-            rows: needs
-                .rows
-                .iter()
-                .map(|key| {
-                    let state = match log.rows.get(key) {
-                        Some(row) => RowState::Present(Arc::clone(row)),
-                        None => RowState::Absent {
-                            tombstone: log.tombstones.get(key).copied(),
-                        },
-                    };
-                    (key.clone(), state)
-                })
-                .collect(),
-            results: needs
-                .results
-                .iter()
-                .map(|key| {
-                    let lookup = log.results.get(key);
-                    let lookup = lookup.map_or(ResultLookup::Absent, |result| {
-                        ResultLookup::Found(Arc::clone(result))
-                    });
-                    (key.clone(), lookup)
-                })
-                .collect(),
-            children: Vec::new(),
-        }))
+        Ok(self.with(partition, |log| log.fetch(needs)))
     }
 
-    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+    /// Commits as scripted.
+    async fn commit(
+        &self,
+        batch: &CommitBatch,
+        waiting: Option<&mut Waiting>,
+    ) -> Result<(), CommitError> {
         self.tried.lock().push(batch.results.len());
         let action = self.on_commit.lock().pop_front();
-        match action.unwrap_or(OnCommit::Pass) {
-            OnCommit::Pass => self.write(&batch),
-            OnCommit::Block(gate) => {
-                gate.pass().await;
-                self.write(&batch)
+        match (action.unwrap_or(OnCommit::Pass), waiting) {
+            (OnCommit::Pass, _) => {}
+            (OnCommit::Block(gate), _) => gate.pass().await,
+            (OnCommit::Foreign(foreign), None) => self.foreign_commit(&batch.partition, foreign),
+            (OnCommit::Foreign(foreign), Some(waiting)) => waiting.foreign.push(foreign),
+            (OnCommit::Touch(key), None) => self.touch(&batch.partition, key),
+            (OnCommit::Touch(key), Some(waiting)) => waiting.touches.push(key),
+            (OnCommit::Refuse(error), _) => return Err(error),
+            (OnCommit::WriteThenUnknown, _) => {
+                self.write(batch)?;
+                return Err(CommitError::OutcomeUnknown("scripted".into()));
             }
-            OnCommit::Foreign(foreign) => {
-                self.foreign_commit(&batch.partition, foreign);
-                self.write(&batch)
+            (OnCommit::LoseThenUnknown, _) => {
+                return Err(CommitError::OutcomeUnknown("scripted".into()));
             }
-            OnCommit::Touch(key) => {
-                self.touch(&batch.partition, key);
-                self.write(&batch)
-            }
-            OnCommit::Refuse(error) => Err(error),
-            OnCommit::WriteThenUnknown => {
-                self.write(&batch)?;
-                Err(CommitError::OutcomeUnknown("scripted".into()))
-            }
-            OnCommit::LoseThenUnknown => Err(CommitError::OutcomeUnknown("scripted".into())),
-            OnCommit::Panic { written } => {
+            (OnCommit::Panic { written }, _) => {
                 if written {
-                    self.write(&batch)?;
+                    self.write(batch)?;
                 }
                 panic!("scripted")
             }
         }
+        self.write(batch)
+    }
+}
+
+/// Foreign writers that wait for a lock.
+#[derive(Default)]
+struct Waiting {
+    foreign: Vec<Foreign>,
+    touches: Vec<RowKey>,
+}
+
+/// The lock of a partition. When it goes, those who waited for it commit.
+struct Held<'a> {
+    store: &'a TestStore,
+    partition: PartitionId,
+    waiting: Waiting,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let waiting = std::mem::take(&mut self.waiting);
+        for foreign in waiting.foreign {
+            self.store.foreign_commit(&self.partition, foreign);
+        }
+        for key in waiting.touches {
+            self.store.touch(&self.partition, key);
+        }
+    }
+}
+
+#[async_trait]
+impl LockedPartition for Held<'_> {
+    async fn read_needs(&mut self, needs: &Needs) -> Result<Fetched, StoreError> {
+        self.store.locked_reads.fetch_add(1, Ordering::SeqCst);
+        let waiting = self.permit.is_some().then_some(&mut self.waiting);
+        self.store.read(&self.partition, needs, waiting).await
+    }
+
+    async fn commit(mut self: Box<Self>, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        let waiting = self.permit.is_some().then_some(&mut self.waiting);
+        self.store.commit(&batch, waiting).await
+    }
+}
+
+#[async_trait]
+impl Store for TestStore {
+    async fn read_needs(
+        &self,
+        partition: &PartitionId,
+        needs: &Needs,
+    ) -> Result<Fetched, StoreError> {
+        self.read(partition, needs, None).await
+    }
+
+    async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        self.commit(&batch, None).await
+    }
+
+    async fn begin_locked<'a>(
+        &'a self,
+        partition: &PartitionId,
+    ) -> Result<Box<dyn LockedPartition + 'a>, StoreError> {
+        self.locks.fetch_add(1, Ordering::SeqCst);
+        let action = self.on_lock.lock().pop_front();
+        match action {
+            None | Some(OnLock::Pass) => {}
+            Some(OnLock::Unavailable) => return Err(unavailable()),
+            Some(OnLock::Block(gate)) => gate.pass().await,
+            Some(OnLock::Foreign(foreign)) => self.foreign_commit(partition, foreign),
+            Some(OnLock::Touch(key)) => self.touch(partition, key),
+        }
+        let permit = match self.lockless.load(Ordering::SeqCst) {
+            true => None,
+            false => Some(self.hold(partition).await),
+        };
+        Ok(Box::new(Held {
+            store: self,
+            partition: partition.clone(),
+            waiting: Waiting::default(),
+            permit,
+        }))
     }
 
     async fn record_clients(
