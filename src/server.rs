@@ -157,9 +157,15 @@ fn postgres_options(config: &Config, url: String) -> PostgresOptions {
 fn settings(config: &Config) -> Settings {
     let wanted = &config.partition;
     let defaults = Settings::default();
+    // A partition's batch is one job for the writer, which never splits it; no commit
+    // is without an operation, so this bounds its commits too.
+    let commits = match config.sqlite.max_commits_per_transaction {
+        0 => usize::MAX,
+        limit => limit,
+    };
     Settings {
         batch: QueueLimit {
-            operations: wanted.max_batch_operations,
+            operations: wanted.max_batch_operations.min(commits),
             ..defaults.batch
         },
         partition_queue: QueueLimit {
