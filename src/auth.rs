@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use async_trait::async_trait;
 use ssp2::{ErrorCode, ScopeLists, SyncError};
 use tidegate_engine::hooks::Allowed;
@@ -58,13 +58,12 @@ pub struct DevelopmentAuth;
 #[async_trait]
 impl Authenticate for DevelopmentAuth {
     async fn authenticate(&self, headers: &HeaderMap) -> Result<Identity, SyncError> {
-        let token = headers
-            .get(AUTHORIZATION)
-            .ok_or_else(|| refused("a bearer token is required"))?;
+        let token =
+            only(headers, &AUTHORIZATION)?.ok_or_else(|| refused("a bearer token is required"))?;
         let actor = bearer(token.as_bytes())
             .filter(|name| is_name(name, |byte| byte.is_ascii_graphic()))
             .ok_or_else(|| refused("the bearer token is malformed"))?;
-        let partition = match headers.get(PARTITION_HEADER) {
+        let partition = match only(headers, &PARTITION_HEADER)? {
             None => DEFAULT_PARTITION,
             Some(value) => std::str::from_utf8(value.as_bytes())
                 .ok()
@@ -79,6 +78,18 @@ impl Authenticate for DevelopmentAuth {
             partition: partition.into(),
             actor: actor.into(),
         })
+    }
+}
+
+/// The value of a header that may stand once: of two, a proxy may have checked the other.
+fn only<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<Option<&'a HeaderValue>, SyncError> {
+    let mut values = headers.get_all(name);
+    match (values.next(), values.next()) {
+        (value, None) => Ok(value),
+        _ => Err(refused("a header that says who asks stands twice")),
     }
 }
 
@@ -129,7 +140,6 @@ impl ResolveScopes for Everything {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use actix_web::http::header::HeaderValue;
 
     async fn identify(
         token: Option<&str>,
@@ -185,6 +195,20 @@ mod tests {
                 ErrorCode::AuthRequired,
                 "{token:?} {partition:?}"
             );
+        }
+    }
+
+    #[actix_web::test]
+    async fn a_header_that_stands_twice_is_refused() {
+        for twice in [AUTHORIZATION, PARTITION_HEADER] {
+            let mut headers = HeaderMap::new();
+            headers.insert(AUTHORIZATION, HeaderValue::from_static("Bearer ada"));
+            headers.insert(PARTITION_HEADER, HeaderValue::from_static("p"));
+            assert!(DevelopmentAuth.authenticate(&headers).await.is_ok());
+            let value = headers.get(&twice).unwrap().clone();
+            headers.append(twice, value);
+            let error = DevelopmentAuth.authenticate(&headers).await.unwrap_err();
+            assert_eq!(error.code, ErrorCode::AuthRequired);
         }
     }
 }

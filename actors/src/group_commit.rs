@@ -260,7 +260,9 @@ impl GroupCommit {
                 }
             }
         }
-        Err(PushError::internal())
+        // Nothing is wrong here: another process writes faster.
+        tracing::warn!(partition = %self.partition.id, "lost every race for the next commit");
+        Err(PushError::unavailable())
     }
 
     /// Decides the given commits in order on one consistent picture, and makes the

@@ -52,11 +52,16 @@ enum Content {
     Request,
     Response,
     Segment,
+    /// A refusal (§1.3): what a server answers instead of a message.
+    Refusal(serde_json::Value),
 }
 
 fn content(bytes: &Bytes) -> Result<Content, InspectError> {
     if bytes.starts_with(&ssp2::segment::SEGMENT_MAGIC) {
         return Ok(Content::Segment);
+    }
+    if let Some(refusal) = refusal(bytes) {
+        return Ok(Content::Refusal(refusal));
     }
     let header = bytes.first_chunk().ok_or(InspectError::Unknown)?;
     if !bytes.starts_with(b"SSP2") {
@@ -66,6 +71,12 @@ fn content(bytes: &Bytes) -> Result<Content, InspectError> {
         MessageKind::Request => Content::Request,
         MessageKind::Response => Content::Response,
     })
+}
+
+fn refusal(bytes: &[u8]) -> Option<serde_json::Value> {
+    let document: serde_json::Value = serde_json::from_slice(bytes).ok()?;
+    document.get("code")?.as_str()?;
+    Some(document)
 }
 
 fn read(path: &Path) -> Result<(Bytes, Content), InspectError> {
@@ -78,6 +89,7 @@ fn show(path: &Path, pretty: bool) -> Result<(), InspectError> {
     let (bytes, content) = read(path)?;
     let json = match content {
         Content::Request | Content::Response => ssp2::render_message_json(bytes)?,
+        Content::Refusal(document) => document,
         Content::Segment => ssp2::render_segment(&ssp2::decode_segment(bytes)?),
     };
     let text = if pretty {
@@ -93,6 +105,7 @@ fn verify(path: &Path) -> Result<(), InspectError> {
     let (bytes, content) = read(path)?;
     let unencodable = |error: &dyn std::fmt::Display| InspectError::Unencodable(error.to_string());
     let again = match content {
+        Content::Refusal(_) => return Err(InspectError::Unknown),
         Content::Request => ssp2::encode_request(&ssp2::decode_request(bytes.clone())?)
             .map_err(|error| unencodable(&error))?,
         Content::Response => ssp2::encode_response(&ssp2::decode_response(bytes.clone())?)
@@ -160,5 +173,16 @@ mod tests {
                 assert_eq!(run(&files, check), Exit::Failure);
             }
         }
+    }
+
+    #[test]
+    fn a_refusal_is_shown_as_it_stands_but_is_no_message() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("answer.bin");
+        std::fs::write(&path, br#"{"code":"sync.unknown_table","message":"m"}"#).unwrap();
+        assert_eq!(run(std::slice::from_ref(&path), false), Exit::Success);
+        assert_eq!(run(std::slice::from_ref(&path), true), Exit::Failure);
+        std::fs::write(&path, br#"{"magic":"SSP2"}"#).unwrap();
+        assert_eq!(run(&[path], false), Exit::Failure);
     }
 }

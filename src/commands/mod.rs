@@ -5,6 +5,8 @@ pub mod demo;
 pub mod inspect;
 pub mod serve;
 
+use std::io::Write;
+
 use crate::cli::{Cli, Command, Exit};
 
 /// Runs the command line's command.
@@ -18,7 +20,7 @@ pub fn run(cli: Cli) -> Exit {
 }
 
 /// One line for people, on stderr.
-#[allow(clippy::print_stderr)]
 fn complain(message: &dyn std::fmt::Display) {
-    eprintln!("tidegate: {message}");
+    // With nobody to complain to, the exit code has to do; `eprintln!` would panic.
+    let _ = writeln!(std::io::stderr().lock(), "tidegate: {message}");
 }

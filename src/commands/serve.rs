@@ -1,7 +1,8 @@
 //! `tidegate serve`
 
 use std::io::Write;
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use crate::cli::{Exit, ServeArgs};
 use crate::config::Layers;
@@ -11,6 +12,10 @@ use crate::telemetry;
 
 /// How often a server that trusts everybody says so in its log.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A signal that soon after the first is the same wish: `timeout` and Ctrl-C in a
+/// wrapper reach a process twice, once itself and once through its group.
+const SAME_WISH: Duration = Duration::from_millis(500);
 
 /// Runs the server until a signal ends it.
 pub fn run(arguments: &ServeArgs) -> Exit {
@@ -58,13 +63,19 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
         error = running.failed() => return Err(error),
     };
     tracing::info!(signal, "shutting down");
-    tokio::select! {
-        ended = running.stop() => {
-            ended?;
-            tracing::info!("everything is finished and flushed");
-            Ok(())
+    let asked = Instant::now();
+    let mut stop = pin!(running.stop());
+    loop {
+        tokio::select! {
+            ended = &mut stop => {
+                ended?;
+                tracing::info!("everything is finished and flushed");
+                return Ok(());
+            }
+            _ = signals.next() => if asked.elapsed() >= SAME_WISH {
+                return Err(ServeError::Forced("a second signal arrived"));
+            },
         }
-        _ = signals.next() => Err(ServeError::Forced("a second signal arrived")),
     }
 }
 

@@ -12,6 +12,13 @@ use serde::{Deserialize, Serialize};
 
 pub use layers::{Layers, Overrides};
 
+/// What the HTTP server takes.
+const MAX_WORKERS: u64 = 512;
+/// Each reader is a thread with a connection of its own.
+const MAX_READER_THREADS: u64 = 128;
+/// About 24 days: what SQLite takes.
+const MAX_MS: u64 = i32::MAX as u64;
+
 /// The whole configuration. Every key has a default, so that an unknown key is
 /// recognized by its absence here.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -198,6 +205,10 @@ pub struct Limits {
     pub max_decoded_bytes: usize,
     /// Push operations per request (`sync.too_many_operations`).
     pub max_operations: usize,
+    /// Subscriptions per request.
+    pub max_subscriptions: usize,
+    /// Requested scope values per request, over all subscriptions.
+    pub max_scope_values: usize,
     /// Rows a commit may cascade to (§6.11).
     pub max_cascade_rows: u32,
     /// Bytes of rows that a pull gathers before it cuts short.
@@ -318,6 +329,8 @@ impl Default for Config {
                 max_body_bytes: 16 * MIB,
                 max_decoded_bytes: 64 * MIB,
                 max_operations: 500,
+                max_subscriptions: 1_000,
+                max_scope_values: 20_000,
                 max_cascade_rows: 1_000,
                 max_pull_bytes: 32 * MIB,
                 request_timeout_ms: 30_000,
@@ -367,6 +380,8 @@ impl Config {
             ("limits.max_body_bytes", self.limits.max_body_bytes),
             ("limits.max_decoded_bytes", self.limits.max_decoded_bytes),
             ("limits.max_operations", self.limits.max_operations),
+            ("limits.max_subscriptions", self.limits.max_subscriptions),
+            ("limits.max_scope_values", self.limits.max_scope_values),
             ("limits.max_connections", self.limits.max_connections),
             (
                 "partition.max_batch_operations",
@@ -384,6 +399,7 @@ impl Config {
                 message: "must be at least 1".to_owned(),
             });
         }
+        self.check_upper_bounds()?;
         if self.limits.request_timeout_ms == 0 {
             return Err(ConfigError::Invalid {
                 key: "limits.request_timeout_ms",
@@ -407,6 +423,43 @@ impl Config {
             key: "log.level",
             message,
         })
+    }
+
+    /// Values beyond these end in a panic or an overflow further down.
+    fn check_upper_bounds(&self) -> Result<(), ConfigError> {
+        let bounded = [
+            ("http.workers", self.http.workers as u64, MAX_WORKERS),
+            (
+                "sqlite.reader_threads",
+                self.sqlite.reader_threads as u64,
+                MAX_READER_THREADS,
+            ),
+            (
+                "sqlite.busy_timeout_ms",
+                self.sqlite.busy_timeout_ms,
+                MAX_MS,
+            ),
+            (
+                "limits.request_timeout_ms",
+                self.limits.request_timeout_ms,
+                MAX_MS,
+            ),
+            (
+                "partition.idle_stop_ms",
+                self.partition.idle_stop_ms,
+                MAX_MS,
+            ),
+            ("segments.ttl_ms", self.segments.ttl_ms, MAX_MS),
+            ("http.keep_alive_ms", self.http.keep_alive_ms, MAX_MS),
+            ("shutdown.deadline_ms", self.shutdown.deadline_ms, MAX_MS),
+        ];
+        match bounded.into_iter().find(|(_, value, max)| value > max) {
+            None => Ok(()),
+            Some((key, _, max)) => Err(ConfigError::Invalid {
+                key,
+                message: format!("must be at most {max}"),
+            }),
+        }
     }
 
     /// Time a request may take until its answer begins.
@@ -509,6 +562,33 @@ mod tests {
         config.database.url = "postgres://u:secret@h/d".to_owned();
         assert!(!format!("{config:?}").contains("secret"));
         assert!(!format!("{:?}", config.database.parse().unwrap()).contains("secret"));
+    }
+
+    #[test]
+    fn values_that_would_break_something_further_down_are_refused() {
+        type Spoil = fn(&mut Config);
+        let cases: [(&str, Spoil); 6] = [
+            ("http.workers", |config| config.http.workers = 513),
+            ("sqlite.reader_threads", |config| {
+                config.sqlite.reader_threads = 100_000;
+            }),
+            ("sqlite.busy_timeout_ms", |config| {
+                config.sqlite.busy_timeout_ms = 1 << 31;
+            }),
+            ("segments.ttl_ms", |config| {
+                config.segments.ttl_ms = u64::MAX
+            }),
+            ("limits.max_subscriptions", |config| {
+                config.limits.max_subscriptions = 0;
+            }),
+            ("log.level", |config| config.log.level = "loud".to_owned()),
+        ];
+        for (key, spoil) in cases {
+            let mut config = Config::default();
+            spoil(&mut config);
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{key}: ")), "{error}");
+        }
     }
 
     #[test]

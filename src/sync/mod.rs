@@ -25,6 +25,7 @@ use tidegate_engine::{ClientId, CommitSeq, LogEpoch, TableId, gate, scopes};
 use tidegate_store::{Preamble, Touch};
 
 use crate::auth::{Identity, Resolution};
+use crate::config::Limits;
 use crate::server::Service;
 
 pub use answer::Answer;
@@ -60,6 +61,7 @@ pub async fn round(
         new_epoch: random_epoch()?,
         refresh_after_ms: TOUCH_EVERY_MS,
     };
+    check_breadth(&request, &service.config.limits)?;
     let preamble = service
         .store
         .read_preamble(partition, &client_id, touch)
@@ -133,6 +135,30 @@ async fn decode(body: Bytes) -> Result<Request, Failure> {
         .await
         .map_err(Failure::unavailable)?;
     Ok(decoded?)
+}
+
+/// Bounds what a small request may make the server read: every subscription and
+/// every scope value costs a search of its own.
+fn check_breadth(request: &Request, limits: &Limits) -> Result<(), SyncError> {
+    let (mut subscriptions, mut values) = (0, 0);
+    for frame in &request.frames {
+        if let RequestFrame::Subscription(subscription) = frame {
+            subscriptions += 1;
+            values += subscription
+                .scopes
+                .iter()
+                .map(|(_, values)| values.len())
+                .sum::<usize>();
+        }
+    }
+    let message = if subscriptions > limits.max_subscriptions {
+        "the request carries too many subscriptions"
+    } else if values > limits.max_scope_values {
+        "the request carries too many scope values"
+    } else {
+        return Ok(());
+    };
+    Err(SyncError::new(ErrorCode::InvalidSubscription, message))
 }
 
 fn client_of(request: &Request) -> Result<ClientId, Failure> {

@@ -23,8 +23,10 @@ use super::{Exchange, Failure};
 
 /// Rows fetched at once, so that a page of 50,000 large rows can be cut short.
 const SCAN_ROWS: usize = 2_000;
-/// Page size once an answer is full.
-const CURT_PAGE_ROWS: usize = 100;
+/// Rows fetched first, to learn how large they are.
+const FIRST_SCAN_ROWS: usize = 64;
+/// Page size once an answer is full: a row may be as large as a request.
+const CURT_PAGE_ROWS: usize = 1;
 /// Segments beyond that are built on another thread.
 const BUILD_INLINE_BYTES: usize = 64 * 1024;
 
@@ -319,6 +321,7 @@ impl Reader<'_> {
             bootstrap.page_rows
         };
         let mut rows = Vec::new();
+        let mut scan = FIRST_SCAN_ROWS;
         loop {
             let mut read = self
                 .snapshot
@@ -326,11 +329,13 @@ impl Reader<'_> {
                     table: bootstrap.table,
                     scopes: bootstrap.scopes.clone(),
                     after_row_id: after.take(),
-                    limit: SCAN_ROWS.min(wanted - rows.len()),
+                    limit: scan.min(wanted - rows.len()),
                 })
                 .await?;
             let bytes: usize = read.rows.iter().map(|(_, row)| row.payload.len()).sum();
             self.budget = self.budget.saturating_sub(bytes);
+            let row_bytes = (bytes / read.rows.len().max(1)).max(1);
+            scan = (self.budget / row_bytes).clamp(1, SCAN_ROWS);
             if rows.is_empty() {
                 rows = read.rows;
             } else {

@@ -151,3 +151,71 @@ fn the_demo_tells_its_story_and_converges() {
     );
     assert!(text.to_lowercase().contains("conflict"), "{text}");
 }
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_on_a_full_disk_breaks_no_request() {
+    let site = Site::new();
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut server = site.start_logging_to(&[], full);
+    for _ in 0..3 {
+        // A refusal is logged, which cannot work here.
+        let refused = reqwest::Client::new()
+            .post(format!("{}/sync", server.url))
+            .header("authorization", "Bearer ada")
+            .header("content-type", "application/vnd.syncular.sync.v2")
+            .body("no message")
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(refused.status().as_u16(), 400);
+    }
+    assert!(server.is_running());
+    server.terminate();
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+/// A request that never ends keeps the server from stopping by itself.
+async fn endless_request(url: &str) -> tokio::net::TcpStream {
+    use tokio::io::AsyncWriteExt;
+    let address = url.strip_prefix("http://").unwrap();
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = "POST /sync HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ada\r\nExpect: 100-continue\r\n\
+        Content-Type: application/vnd.syncular.sync.v2\r\nContent-Length: 9\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut answer)
+        .await
+        .unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 100");
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_that_arrives_twice_at_once_is_one_and_a_later_one_is_obeyed() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let site = Site::new();
+    let server = site.start(&[]);
+    let mut stream = endless_request(&server.url).await;
+    server.terminate();
+    server.terminate();
+    // The request in flight is still answered.
+    stream.write_all(b"too short").await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    assert!(text.contains("HTTP/1.1 400"), "{text}");
+    assert_eq!(server.wait().code(), Some(0));
+
+    let mut server = site.start(&[]);
+    let _stream = endless_request(&server.url).await;
+    while server.is_running() {
+        server.terminate();
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert_eq!(server.wait().code(), Some(8));
+    assert!(site.log().contains("a second signal arrived"));
+}

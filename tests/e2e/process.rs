@@ -91,10 +91,15 @@ impl Site {
             .create(true)
             .append(true)
             .open(self.path("server.log"));
+        self.start_logging_to(args, log.unwrap())
+    }
+
+    /// The same with a log of the test's choice.
+    pub fn start_logging_to(&self, args: &[&str], log: File) -> Server {
         let mut child = self
             .command(args)
             .stdout(Stdio::piped())
-            .stderr(log.unwrap())
+            .stderr(log)
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());

@@ -36,7 +36,10 @@ pub enum StoreError {
         running: SchemaVersion,
     },
     /// `sync.storage.stored_layout_mismatch`
-    #[error("stored layout of table {table} differs from the schema (column {column:?})")]
+    #[error(
+        "the schema changed without a new version: table {table}{} is not as stored",
+        column.as_ref().map(|name| format!(", column {name},")).unwrap_or_default()
+    )]
     StoredLayoutMismatch {
         /// Table.
         table: String,
