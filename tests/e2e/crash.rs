@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use tidegate_client::{ClientError, OutcomeStatus, TransportError, WireVersion};
+use tidegate_client::{ClientError, TransportError, WireVersion};
 use tokio::sync::Notify;
 
 use crate::process::{Backend, Site, on_each_database};
-use crate::scenario::{client, client_over, http, todo};
+use crate::scenario::{assert_one_log, client, client_over, http, todo};
 
 on_each_database!(acknowledged_commits_survive_kill_9_and_none_is_doubled,);
 
@@ -76,20 +76,7 @@ async fn acknowledged_commits_survive_kill_9_and_none_is_doubled(on: Backend) {
             assert_eq!(device.pending().count(), 0);
         }
     }
-    let mut seqs: Vec<i64> = devices
-        .iter()
-        .flat_map(|device| device.outcomes())
-        .map(|outcome| match outcome.status {
-            OutcomeStatus::Applied(seq) | OutcomeStatus::Cached(seq) => seq,
-            ref other => panic!("{other:?}"),
-        })
-        .collect();
-    seqs.sort_unstable();
-    let expected: Vec<i64> = (1..=i64::try_from(written).unwrap()).collect();
-    assert_eq!(
-        seqs, expected,
-        "each commit exactly once, in one log without gaps"
-    );
+    assert_one_log(&devices, written);
 
     let mut witness = client(&server.url, "witness");
     witness.sync().await.unwrap();

@@ -1,7 +1,8 @@
 //! Clients of the demo schema.
 
 use tidegate_client::{
-    ClientConfig, ClientSchema, Edit, HttpTransport, SyncClient, Transport, WireVersion,
+    ClientConfig, ClientSchema, Edit, HttpTransport, OutcomeStatus, SyncClient, Transport,
+    WireVersion,
 };
 
 use crate::process::repository;
@@ -48,4 +49,20 @@ pub fn todo(id: &str, title: &str) -> Edit {
         .set("list_id", LIST)
         .set("title", title)
         .set("done", false)
+}
+
+/// Asserts that the devices' commits stand in one log without gaps, each once.
+#[track_caller]
+pub fn assert_one_log<T: Transport>(devices: &[SyncClient<T>], commits: usize) {
+    let mut seqs: Vec<i64> = devices
+        .iter()
+        .flat_map(|device| device.outcomes())
+        .map(|outcome| match outcome.status {
+            OutcomeStatus::Applied(seq) | OutcomeStatus::Cached(seq) => seq,
+            ref other => panic!("{other:?}"),
+        })
+        .collect();
+    seqs.sort_unstable();
+    let expected: Vec<i64> = (1..=i64::try_from(commits).unwrap()).collect();
+    assert_eq!(seqs, expected);
 }
