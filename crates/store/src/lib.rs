@@ -5,12 +5,14 @@
 
 #[cfg(feature = "contract")]
 pub mod contract;
+mod ensured;
 pub mod error;
 mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
 mod physical;
 pub mod postgres;
+mod preamble;
 pub mod sqlite;
 pub mod stored;
 

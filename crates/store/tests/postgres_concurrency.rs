@@ -7,8 +7,8 @@ mod postgres_support;
 
 use std::sync::Arc;
 
-use postgres_support::{Postgres, until_waiting};
-use tidegate_engine::model::{CommitBatch, Needs, RowKey, RowState};
+use postgres_support::{Postgres, one, prepare, spawn, until_waiting};
+use tidegate_engine::model::{Needs, RowKey, RowState};
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{CommitSeq, SchemaVersion};
 use tidegate_store::contract::Harness;
@@ -19,30 +19,8 @@ use tokio_postgres::Client;
 
 async fn prepared(database: &Postgres) -> (Arc<PostgresStore>, Arc<Schema>) {
     let store = database.store().await;
-    let schema = compile(&document());
-    store
-        .ensure_schema(Arc::clone(&schema), &[], 1)
-        .await
-        .unwrap();
+    let schema = prepare(&store).await;
     (store, schema)
-}
-
-/// One commit of a note that no other commit has.
-fn one(schema: &Schema, expected: i64, id: &str) -> CommitBatch {
-    batch(
-        schema,
-        "p",
-        expected,
-        &[vec![put(NOTES, note(id, "l1", "o1", None))]],
-    )
-}
-
-fn spawn(
-    store: &Arc<PostgresStore>,
-    batch: CommitBatch,
-) -> tokio::task::JoinHandle<Result<(), CommitError>> {
-    let store = Arc::clone(store);
-    tokio::spawn(async move { store.commit_batch(Arc::new(batch)).await })
 }
 
 /// The steps of a program that serializes by the row lock.

@@ -5,9 +5,8 @@ mod postgres_support;
 
 use std::sync::Arc;
 
-use postgres_support::{Postgres, until, until_waiting};
-use tidegate_engine::model::{CommitBatch, ResultLookup};
-use tidegate_engine::schema::Schema;
+use postgres_support::{Postgres, one, prepare, spawn, until, until_waiting};
+use tidegate_engine::model::ResultLookup;
 use tidegate_store::contract::Harness;
 use tidegate_store::contract::fixture::*;
 use tidegate_store::postgres::{ConnectError, PostgresOptions, PostgresStore};
@@ -15,32 +14,6 @@ use tidegate_store::{CommitError, Store, StoreError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-
-async fn prepare(store: &PostgresStore) -> Arc<Schema> {
-    let schema = compile(&document());
-    store
-        .ensure_schema(Arc::clone(&schema), &[], 1)
-        .await
-        .unwrap();
-    schema
-}
-
-fn one(schema: &Schema, expected: i64, id: &str) -> CommitBatch {
-    batch(
-        schema,
-        "p",
-        expected,
-        &[vec![put(NOTES, note(id, "l1", "o1", None))]],
-    )
-}
-
-fn spawn(
-    store: &Arc<PostgresStore>,
-    batch: CommitBatch,
-) -> tokio::task::JoinHandle<Result<(), CommitError>> {
-    let store = Arc::clone(store);
-    tokio::spawn(async move { store.commit_batch(Arc::new(batch)).await })
-}
 
 /// A trigger that makes COMMIT itself wait for a lock.
 const WAIT_AT_COMMIT: &str = "

@@ -22,7 +22,6 @@ mod snapshot;
 mod tls;
 mod window;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,6 +35,7 @@ use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
 
 pub use options::{ConnectError, PostgresOptions};
 
+use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::{
     Declaration, LockedPartition, Preamble, Pruned, SchemaOutcome, Snapshot, Store, Touch,
@@ -44,12 +44,6 @@ use commit::Transaction;
 use connection::{Lease, LogFailures, Manager, Session};
 use failure::during;
 use plan::Plan;
-
-/// What the last successful `ensure_schema` ran with.
-struct Ensured {
-    plan: Arc<Plan>,
-    declarations: BTreeSet<Declaration>,
-}
 
 #[derive(Clone)]
 struct Pools {
@@ -259,12 +253,8 @@ impl Store for PostgresStore {
         now_ms: i64,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
-        let listed: BTreeSet<Declaration> = declarations.iter().cloned().collect();
-        if let Some(done) = &*ensured
-            && done.plan.version() == schema.version()
-            && done.declarations == listed
-            && done.plan.schema.layouts_json() == schema.layouts_json()
-        {
+        let wanted = Ensured::new(Arc::clone(&schema), declarations);
+        if ensured.as_ref().is_some_and(|done| done.covers(&wanted)) {
             return Ok(SchemaOutcome::Verified);
         }
         let plan = Arc::new(Plan::new(schema));
@@ -277,11 +267,8 @@ impl Store for PostgresStore {
         let outcome = task
             .await
             .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))?;
-        *self.plan.write() = Some(Arc::clone(&plan));
-        *ensured = Some(Ensured {
-            plan,
-            declarations: listed,
-        });
+        *self.plan.write() = Some(plan);
+        *ensured = Some(wanted);
         Ok(outcome)
     }
 
@@ -301,7 +288,7 @@ impl Store for PostgresStore {
             read::preamble(&mut lease, running, name, Some(client.as_str())).await?
         };
         match &found.registry {
-            Some((_, at)) if touch.now_ms.saturating_sub(*at) <= touch.refresh_after_ms => {}
+            Some(_) if found.is_fresh(&touch) => {}
             Some(_) => {
                 // Nobody's answer depends on the refreshed time: the request does not wait for it.
                 let lease = self.lease().await?;

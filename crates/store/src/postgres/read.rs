@@ -21,8 +21,8 @@ use super::connection::{Param, Session, references};
 use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::{Children, Plan};
-use crate::Preamble;
 use crate::error::StoreError;
+use crate::preamble::{Found, View};
 use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
 
 /// Log bounds and layout floor of a partition.
@@ -52,13 +52,6 @@ pub(super) const TOMBSTONES: &str = "SELECT k.position, t.commit_seq
  CROSS JOIN LATERAL (SELECT commit_seq FROM sync_tombstones
    WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id LIMIT 1) AS t";
 
-/// Bounds and layout floor of a view.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) bounds: LogBounds,
-    pub(super) layout_floor: CommitSeq,
-}
-
 pub(super) fn view(row: &Row) -> Result<View, Error> {
     let seq = |at: usize| -> Result<CommitSeq, Error> {
         Ok(CommitSeq(row.try_get::<_, Option<i64>>(at)?.unwrap_or(0)))
@@ -70,28 +63,6 @@ pub(super) fn view(row: &Row) -> Result<View, Error> {
         },
         layout_floor: seq(2)?,
     })
-}
-
-/// What [`preamble`] found; the registry row may not exist yet.
-pub(super) struct Found {
-    pub(super) view: View,
-    pub(super) gate: GateToken,
-    pub(super) registry: Option<(Registry, i64)>,
-    pub(super) client: Option<ClientRecord>,
-}
-
-impl Found {
-    /// The preamble, once the partition is registered.
-    pub(super) fn registered(self) -> Option<Preamble> {
-        let (registry, _) = self.registry?;
-        Some(Preamble {
-            registry,
-            gate: self.gate,
-            bounds: self.view.bounds,
-            layout_floor: self.view.layout_floor,
-            client: self.client,
-        })
-    }
 }
 
 /// Everything a request must know first. `client` is `None` for the gate alone.

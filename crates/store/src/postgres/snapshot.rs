@@ -13,9 +13,10 @@ use super::connection::{Lease, release};
 use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::Plan;
-use super::read::{BOUNDS, View, view};
+use super::read::{BOUNDS, view};
 use super::window;
 use crate::error::StoreError;
+use crate::preamble::View;
 use crate::{RowPage, ScanQuery, Snapshot, Window, WindowQuery};
 
 const CONTEXT: &str = "opening a snapshot";

@@ -18,7 +18,6 @@ mod readers;
 mod window;
 mod writer;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -30,7 +29,9 @@ use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
 
 pub use options::{Location, SqliteOptions, Synchronous};
 
+use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
+use crate::preamble::View;
 use crate::{
     Declaration, Preamble, Pruned, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch,
     Window, WindowQuery,
@@ -38,15 +39,8 @@ use crate::{
 use options::{STATEMENT_CACHE, Scratch};
 use plan::Plan;
 use preambles::Preambles;
-use read::View;
 use readers::{Lease, Opener, Readers};
 use writer::{Lost, Writer};
-
-/// What the last successful `ensure_schema` ran with.
-struct Ensured {
-    plan: Arc<Plan>,
-    declarations: BTreeSet<Declaration>,
-}
 
 /// A database file behind [`Store`].
 pub struct SqliteStore {
@@ -121,12 +115,8 @@ impl Store for SqliteStore {
         now_ms: i64,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
-        let listed: BTreeSet<Declaration> = declarations.iter().cloned().collect();
-        if let Some(done) = &*ensured
-            && done.plan.version() == schema.version()
-            && done.declarations == listed
-            && done.plan.schema.layouts_json() == schema.layouts_json()
-        {
+        let wanted = Ensured::new(Arc::clone(&schema), declarations);
+        if ensured.as_ref().is_some_and(|done| done.covers(&wanted)) {
             return Ok(SchemaOutcome::Verified);
         }
         let plan = Arc::new(Plan::new(schema));
@@ -135,11 +125,8 @@ impl Store for SqliteStore {
             .writer
             .run_alone(move |connection| migrate::ensure(connection, &running, &list, now_ms))
             .await?;
-        *self.plan.write() = Some(Arc::clone(&plan));
-        *ensured = Some(Ensured {
-            plan,
-            declarations: listed,
-        });
+        *self.plan.write() = Some(plan);
+        *ensured = Some(wanted);
         Ok(outcome)
     }
 
@@ -156,12 +143,8 @@ impl Store for SqliteStore {
                 .read(&self.readers, plan, partition, Some(client))
         };
         let found = read().await?;
-        let fresh = match &found.registry {
-            Some((_, at)) => touch.now_ms.saturating_sub(*at) <= touch.refresh_after_ms,
-            None => false,
-        };
         let known = found.registry.is_some();
-        if fresh {
+        if found.is_fresh(&touch) {
             return found.registered().ok_or(StoreError::UnknownPartition);
         }
         let name = partition.clone();

@@ -11,9 +11,10 @@ use tidegate_engine::{ClientId, PartitionId};
 use tokio::sync::oneshot;
 
 use super::plan::Plan;
-use super::read::{self, Found};
+use super::read;
 use super::readers::{Readers, in_one_view, read_lost};
 use crate::error::StoreError;
+use crate::preamble::Found;
 
 struct Waiting {
     partition: PartitionId,

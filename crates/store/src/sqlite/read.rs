@@ -17,8 +17,8 @@ use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, SchemaVersion};
 
 use super::failure::during;
 use super::plan::{Children, Plan};
-use crate::Preamble;
 use crate::error::StoreError;
+use crate::preamble::{Found, View};
 use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
 
 /// The published schema version, NULL when there is none.
@@ -48,13 +48,6 @@ pub(super) const TOMBSTONE: &str =
     "SELECT commit_seq FROM sync_tombstones WHERE partition=?1 AND tbl=?2 AND row_id=?3";
 pub(super) const HEAD: &str = "SELECT max_commit_seq FROM sync_partitions WHERE partition=?1";
 
-/// Bounds and layout floor of a view.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) bounds: LogBounds,
-    pub(super) layout_floor: CommitSeq,
-}
-
 /// Reads the bounds: the first statement of a snapshot.
 pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, StoreError> {
     let read = || {
@@ -78,29 +71,6 @@ pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, S
         })
     };
     read().map_err(during("reading log bounds"))
-}
-
-/// What [`preamble`] found; the registry row may not exist yet.
-#[derive(Clone)]
-pub(super) struct Found {
-    pub(super) view: View,
-    pub(super) gate: GateToken,
-    pub(super) registry: Option<(Registry, i64)>,
-    pub(super) client: Option<ClientRecord>,
-}
-
-impl Found {
-    /// The preamble, once the partition is registered.
-    pub(super) fn registered(self) -> Option<Preamble> {
-        let (registry, _) = self.registry?;
-        Some(Preamble {
-            registry,
-            gate: self.gate,
-            bounds: self.view.bounds,
-            layout_floor: self.view.layout_floor,
-            client: self.client,
-        })
-    }
 }
 
 /// Everything a request must know first; the caller wraps it in one view. Small

@@ -6,9 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use tidegate_store::Store;
+use tidegate_engine::model::CommitBatch;
+use tidegate_engine::schema::Schema;
 use tidegate_store::contract::Harness;
+use tidegate_store::contract::fixture::*;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
+use tidegate_store::{CommitError, Store};
 use tidegate_test_postgres::Database;
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
@@ -73,6 +76,35 @@ impl Harness for Postgres {
             })
             .collect()
     }
+}
+
+/// Publishes the fixture's schema.
+pub async fn prepare(store: &PostgresStore) -> Arc<Schema> {
+    let schema = compile(&document());
+    store
+        .ensure_schema(Arc::clone(&schema), &[], 1)
+        .await
+        .unwrap();
+    schema
+}
+
+/// One commit of a note that no other commit has.
+pub fn one(schema: &Schema, expected: i64, id: &str) -> CommitBatch {
+    batch(
+        schema,
+        "p",
+        expected,
+        &[vec![put(NOTES, note(id, "l1", "o1", None))]],
+    )
+}
+
+/// Writes a batch in a task of its own.
+pub fn spawn(
+    store: &Arc<PostgresStore>,
+    batch: CommitBatch,
+) -> tokio::task::JoinHandle<Result<(), CommitError>> {
+    let store = Arc::clone(store);
+    tokio::spawn(async move { store.commit_batch(Arc::new(batch)).await })
 }
 
 /// Waits until a query of one boolean says true.
