@@ -368,6 +368,9 @@ impl LockedPartition for Held<'_> {
     }
 }
 
+impl CheckpointStore for TestStore {}
+impl OperatorStore for TestStore {}
+
 #[async_trait]
 impl Store for TestStore {
     async fn read_needs(
@@ -420,11 +423,12 @@ impl Store for TestStore {
     }
 
     // Not used by partition actors.
-    async fn ensure_schema(
+    async fn ensure_schema_observed(
         &self,
         _: Arc<Schema>,
         _: &[Declaration],
         _: i64,
+        _: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         Err(StoreError::Closed)
     }

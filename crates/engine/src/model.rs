@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ssp2::{OperationResult, ScopeLists, ScopeValues, Value, WireVersion};
 
+use crate::backfill::checkpoint::Advance;
 use crate::ids::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 
 /// Identity of a row inside a partition.
@@ -148,6 +149,21 @@ pub struct CommitBatch {
     pub rows: Vec<RowWrite>,
     /// Client records to upsert.
     pub clients: Vec<ClientRecord>,
+    /// The checkpoint that a backfill page advances. Superseded = nothing of the
+    /// batch is written.
+    pub advance: Option<PageAdvance>,
+}
+
+/// The advance that goes with a backfill page, in its own transaction
+/// (migrations.md rule 5).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageAdvance {
+    /// Checkpoint name.
+    pub name: Arc<str>,
+    /// Where to.
+    pub to: Advance,
+    /// Now, epoch milliseconds.
+    pub now_ms: i64,
 }
 
 /// What the registry and the log say of a partition (§2.1, §4.6).

@@ -82,6 +82,9 @@ pub enum StoreError {
     /// `sync.storage.checkpoint_unsupported`
     #[error("this backend cannot fence writers")]
     CheckpointUnsupported,
+    /// An operation that this backend does not have.
+    #[error("this backend does not support the operation")]
+    Unsupported,
     /// A checkpoint name declared again at another schema version.
     #[error("checkpoint {name} belongs to schema version {}", existing.0)]
     CheckpointVersionTaken {
@@ -140,6 +143,9 @@ pub enum CommitError {
     /// The writer fence refused this partition's commits. Nothing was written.
     #[error("the writer fence refused")]
     FenceRejected,
+    /// The batch carried a backfill page of a superseded owner. Nothing was written.
+    #[error("the owner of the checkpoint was superseded")]
+    Superseded,
     /// A unique or not-null constraint of an app table. Nothing was written. The
     /// caller replays commit by commit to find the operation.
     #[error("a constraint was violated")]

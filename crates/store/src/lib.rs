@@ -3,6 +3,7 @@
 //! are an interface (docs/storage.md): a database of the reference server opens.
 #![forbid(unsafe_code)]
 
+mod checkpoints;
 #[cfg(feature = "contract")]
 pub mod contract;
 mod ensured;
@@ -10,6 +11,7 @@ pub mod error;
 mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
+pub mod operating;
 mod physical;
 pub mod postgres;
 mod preamble;
@@ -22,13 +24,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tidegate_engine::gate::GateToken;
 use tidegate_engine::model::{
-    ClientRecord, CommitBatch, Fetched, LogBounds, LoggedCommit, Needs, Registry, StoredRow,
+    ClientRecord, CommitBatch, Fetched, LogBounds, LoggedCommit, Needs, Registry, RowKey, StoredRow,
 };
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 
+pub use checkpoints::{Activate, BackfillControl, CheckpointStore};
 pub use error::{CommitError, StoreError};
 pub use locked::LockedPartition;
+pub use operating::{MigrationObserver, OperatorStore, Unobserved};
 
 /// Everything a request must know first, read in one step.
 #[derive(Debug, Clone)]
@@ -66,11 +70,31 @@ pub struct Touch {
     pub refresh_after_ms: i64,
 }
 
+/// The partitions that a declaration is for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Partitions {
+    /// That one.
+    One(PartitionId),
+    /// Every partition that the database knows when the migration holds its barrier:
+    /// one that is registered later has no old rows.
+    Every,
+}
+
+impl Partitions {
+    /// Whether `partition` is one of them.
+    pub fn contains(&self, partition: &str) -> bool {
+        match self {
+            Self::One(one) => one.as_str() == partition,
+            Self::Every => true,
+        }
+    }
+}
+
 /// A declared backfill checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Declaration {
-    /// Partition.
-    pub partition: PartitionId,
+    /// Partitions.
+    pub partitions: Partitions,
     /// Name, unique in the partition.
     pub name: String,
     /// Schema version it belongs to.
@@ -147,12 +171,75 @@ pub trait Snapshot: Send {
     async fn read_window(&mut self, query: WindowQuery) -> Result<Window, StoreError>;
     /// A page of rows.
     async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError>;
+    /// A page of all rows of a table, whatever their scopes.
+    ///
+    /// # Errors
+    /// Storage failures; a backend without checkpoints answers
+    /// [`StoreError::CheckpointUnsupported`], here and below.
+    async fn read_range(&mut self, _query: RangeQuery) -> Result<RowPage, StoreError> {
+        Err(StoreError::CheckpointUnsupported)
+    }
+    /// The rows of those keys that are stored, in any order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::read_range`].
+    async fn read_rows(
+        &mut self,
+        _keys: &[RowKey],
+    ) -> Result<Vec<(RowKey, StoredRow)>, StoreError> {
+        Err(StoreError::CheckpointUnsupported)
+    }
+    /// The rows of some tables that the log names, each change in log order.
+    ///
+    /// # Errors
+    /// As [`Snapshot::read_range`].
+    async fn read_changed_rows(
+        &mut self,
+        _query: ChangedRowsQuery,
+    ) -> Result<ChangedRows, StoreError> {
+        Err(StoreError::CheckpointUnsupported)
+    }
+}
+
+/// A page of a table's rows by row id, for the server's own work.
+#[derive(Debug, Clone)]
+pub struct RangeQuery {
+    /// Table.
+    pub table: TableId,
+    /// Exclusive start; `None` = the first row.
+    pub after: Option<Arc<str>>,
+    /// Inclusive end; `None` = the last row.
+    pub through: Option<Arc<str>>,
+    /// Rows at most.
+    pub limit: usize,
+}
+
+/// A window of the log, for the server's own work.
+#[derive(Debug, Clone)]
+pub struct ChangedRowsQuery {
+    /// Tables of interest.
+    pub tables: Vec<TableId>,
+    /// Exclusive start.
+    pub after: CommitSeq,
+    /// Inclusive end.
+    pub through: CommitSeq,
+    /// Changes at most; the first commit always fits, commits are never split.
+    pub max_changes: usize,
+}
+
+/// The answer to a [`ChangedRowsQuery`].
+#[derive(Debug, Clone)]
+pub struct ChangedRows {
+    /// Rows by commit, each commit whole.
+    pub changes: Vec<(CommitSeq, RowKey)>,
+    /// Highest commit read: `through`, or the last one that fitted.
+    pub scanned_through: CommitSeq,
 }
 
 /// A storage backend. All methods are whole operations; none needs another to be
 /// complete. Implementations are cheap to share (`Arc<dyn Store>`).
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: CheckpointStore + OperatorStore + 'static {
     /// Prepares the database for `schema` (migrations.md rule 1): core tables,
     /// stored-layout and physical checks, or the migration itself in one transaction.
     async fn ensure_schema(
@@ -160,6 +247,18 @@ pub trait Store: Send + Sync + 'static {
         schema: Arc<Schema>,
         declarations: &[Declaration],
         now_ms: i64,
+    ) -> Result<SchemaOutcome, StoreError> {
+        self.ensure_schema_observed(schema, declarations, now_ms, Arc::new(Unobserved))
+            .await
+    }
+
+    /// [`Store::ensure_schema`], telling how far it is.
+    async fn ensure_schema_observed(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        now_ms: i64,
+        observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError>;
 
     /// Registry row (created or refreshed), gate token, bounds and client record: one round trip.

@@ -228,6 +228,7 @@ impl Candidate {
             results: self.decided,
             rows,
             clients: Vec::new(),
+            advance: None,
         }
     }
 

@@ -218,6 +218,7 @@ pub fn batch(
         results: Vec::new(),
         rows: Vec::new(),
         clients: Vec::new(),
+        advance: None,
     };
     for (seq, ops) in (expected_max + 1..).zip(commits) {
         let mut changes = Vec::new();
@@ -425,7 +426,7 @@ pub fn client(id: &str, actor: &str, cursor: i64) -> ClientRecord {
 
 pub fn declaration(partition: &str, name: &str, version: i32) -> Declaration {
     Declaration {
-        partition: p(partition),
+        partitions: crate::Partitions::One(p(partition)),
         name: name.to_owned(),
         schema_version: SchemaVersion(version),
     }

@@ -19,8 +19,8 @@ pub use faults::{CommitFault, Faults};
 
 use crate::error::{CommitError, StoreError};
 use crate::{
-    Declaration, Preamble, Pruned, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch,
-    Window, WindowQuery,
+    CheckpointStore, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned, RowPage,
+    ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
 };
 use state::{Partition, State};
 
@@ -94,13 +94,17 @@ fn gate(state: &State, partition: &Partition) -> GateToken {
     }
 }
 
+impl CheckpointStore for MemoryStore {}
+impl OperatorStore for MemoryStore {}
+
 #[async_trait]
 impl Store for MemoryStore {
-    async fn ensure_schema(
+    async fn ensure_schema_observed(
         &self,
         schema: Arc<Schema>,
         declarations: &[Declaration],
         _now_ms: i64,
+        _observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         if !declarations.is_empty() {
             return Err(StoreError::CheckpointUnsupported);

@@ -22,7 +22,7 @@ use super::read::schema_version;
 use crate::error::StoreError;
 use crate::physical::{PhysicalColumn, verify};
 use crate::stored::{OWNED_INDEX_PREFIX, changes_layouts, check_declaration, refused};
-use crate::{Declaration, SchemaOutcome};
+use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
 /// Rows rewritten per page.
@@ -147,7 +147,7 @@ async fn refuse_undeclared(
         let partition: String = row.try_get(0).map_err(during(CONTEXT))?;
         let name: String = row.try_get(1).map_err(during(CONTEXT))?;
         let listed = declarations.iter().any(|declaration| {
-            declaration.partition.as_str() == partition && declaration.name == name
+            declaration.partitions.contains(&partition) && declaration.name == name
         });
         if !listed {
             return Err(StoreError::CheckpointIncomplete(PendingCheckpoint {
@@ -457,32 +457,64 @@ async fn install(
 ) -> Result<(), StoreError> {
     for declaration in declarations {
         check_declaration(declaration, running)?;
-        let partition = declaration.partition.as_str();
-        let version = declaration.schema_version.0;
-        let existing = client
-            .query_opt(
-                "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=$1 AND name=$2",
-                &[&partition, &declaration.name],
-            )
-            .await
-            .map_err(during(CONTEXT))?;
-        if let Some(existing) = existing {
-            let existing: i32 = existing.try_get(0).map_err(during(CONTEXT))?;
-            if existing != version {
-                return Err(StoreError::CheckpointVersionTaken {
-                    name: declaration.name.clone(),
-                    existing: SchemaVersion(existing),
-                });
-            }
+        let partitions = match &declaration.partitions {
+            Partitions::One(partition) => vec![partition.as_str().to_owned()],
+            Partitions::Every => known_partitions(client).await?,
+        };
+        for partition in &partitions {
+            install_one(client, partition, declaration, now_ms).await?;
         }
-        execute(
+    }
+    Ok(())
+}
+
+/// Every partition that has a log or is registered. Under the barrier none gets its
+/// first commit meanwhile.
+async fn known_partitions(client: &Client) -> Result<Vec<String>, StoreError> {
+    let rows = client
+        .query(
+            "SELECT partition FROM sync_partitions
+             UNION SELECT partition FROM sync_partition_registry ORDER BY 1",
+            &[],
+        )
+        .await
+        .map_err(during(CONTEXT))?;
+    rows.iter()
+        .map(|row| row.try_get(0).map_err(during(CONTEXT)))
+        .collect()
+}
+
+async fn install_one(
+    client: &Client,
+    partition: &str,
+    declaration: &Declaration,
+    now_ms: i64,
+) -> Result<(), StoreError> {
+    let version = declaration.schema_version.0;
+    let existing = client
+        .query_opt(
+            "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=$1 AND name=$2",
+            &[&partition, &declaration.name],
+        )
+        .await
+        .map_err(during(CONTEXT))?;
+    if let Some(existing) = existing {
+        let existing: i32 = existing.try_get(0).map_err(during(CONTEXT))?;
+        if existing != version {
+            return Err(StoreError::CheckpointVersionTaken {
+                name: declaration.name.clone(),
+                existing: SchemaVersion(existing),
+            });
+        }
+    }
+    execute(
             client,
             "INSERT INTO sync_backfill_checkpoints(partition, name, schema_version, state, updated_at_ms)
              VALUES($1,$2,$3,'declared',$4) ON CONFLICT(partition, name) DO NOTHING",
             &[&partition, &declaration.name, &version, &now_ms],
         )
         .await?;
-        execute(
+    execute(
             client,
             "INSERT INTO sync_writer_fence AS f (partition, required_writer_version) VALUES($1,$2)
              ON CONFLICT(partition) DO UPDATE
@@ -490,6 +522,5 @@ async fn install(
             &[&partition, &version],
         )
         .await?;
-    }
     Ok(())
 }

@@ -38,7 +38,8 @@ pub use options::{ConnectError, PostgresOptions};
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::{
-    Declaration, LockedPartition, Preamble, Pruned, SchemaOutcome, Snapshot, Store, Touch,
+    CheckpointStore, Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble,
+    Pruned, SchemaOutcome, Snapshot, Store, Touch,
 };
 use commit::Transaction;
 use connection::{Lease, LogFailures, Manager, Session};
@@ -244,13 +245,17 @@ impl AsyncWork<Pruned> for Prune {
     }
 }
 
+impl CheckpointStore for PostgresStore {}
+impl OperatorStore for PostgresStore {}
+
 #[async_trait]
 impl Store for PostgresStore {
-    async fn ensure_schema(
+    async fn ensure_schema_observed(
         &self,
         schema: Arc<Schema>,
         declarations: &[Declaration],
         now_ms: i64,
+        _observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
         let wanted = Ensured::new(Arc::clone(&schema), declarations);

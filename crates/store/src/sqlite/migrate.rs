@@ -17,7 +17,7 @@ use super::plan::{META_COLUMNS, Plan, create_index, create_table, quote, sql_typ
 use crate::error::StoreError;
 use crate::physical::{PhysicalColumn, verify};
 use crate::stored::{changes_layouts, check_declaration, refused};
-use crate::{Declaration, SchemaOutcome};
+use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
 /// Rows rewritten per page.
@@ -59,12 +59,10 @@ pub(super) fn ensure(
             SchemaOutcome::Migrated { from }
         }
     };
-    let listed: BTreeSet<(&str, &str)> = declarations
-        .iter()
-        .map(|declaration| (declaration.partition.as_str(), declaration.name.as_str()))
-        .collect();
     if let Some(pending) = undeclared(&tx, plan, |partition, name| {
-        listed.contains(&(partition, name))
+        declarations
+            .iter()
+            .any(|listed| listed.name == name && listed.partitions.contains(partition))
     })? {
         return Err(StoreError::CheckpointIncomplete(pending));
     }
@@ -378,24 +376,50 @@ fn install(
 ) -> Result<(), StoreError> {
     for declaration in declarations {
         check_declaration(declaration, running)?;
-        let partition = declaration.partition.as_str();
-        let existing: Option<i32> = tx
-            .query_row(
-                "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=?1 AND name=?2",
-                [partition, &declaration.name],
-                |row| row.get(0),
-            )
-            .optional()
-            .map_err(during(CONTEXT))?;
-        if let Some(existing) = existing
-            && existing != declaration.schema_version.0
-        {
-            return Err(StoreError::CheckpointVersionTaken {
-                name: declaration.name.clone(),
-                existing: SchemaVersion(existing),
-            });
+        let partitions = match &declaration.partitions {
+            Partitions::One(partition) => vec![partition.as_str().to_owned()],
+            Partitions::Every => known_partitions(tx)?,
+        };
+        for partition in &partitions {
+            install_one(tx, partition, declaration, now_ms)?;
         }
-        tx.execute(
+    }
+    Ok(())
+}
+
+/// Every partition that has a log or is registered.
+fn known_partitions(tx: &Connection) -> Result<Vec<String>, StoreError> {
+    tx.prepare(
+        "SELECT partition FROM sync_partitions
+         UNION SELECT partition FROM sync_partition_registry ORDER BY 1",
+    )
+    .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
+    .map_err(during(CONTEXT))
+}
+
+fn install_one(
+    tx: &Connection,
+    partition: &str,
+    declaration: &Declaration,
+    now_ms: i64,
+) -> Result<(), StoreError> {
+    let existing: Option<i32> = tx
+        .query_row(
+            "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=?1 AND name=?2",
+            [partition, &declaration.name],
+            |row| row.get(0),
+        )
+        .optional()
+        .map_err(during(CONTEXT))?;
+    if let Some(existing) = existing
+        && existing != declaration.schema_version.0
+    {
+        return Err(StoreError::CheckpointVersionTaken {
+            name: declaration.name.clone(),
+            existing: SchemaVersion(existing),
+        });
+    }
+    tx.execute(
             "INSERT INTO sync_backfill_checkpoints(partition, name, schema_version, state, updated_at_ms)
              VALUES(?1,?2,?3,'declared',?4) ON CONFLICT(partition, name) DO NOTHING",
             params![
@@ -406,13 +430,12 @@ fn install(
             ],
         )
         .map_err(during(CONTEXT))?;
-        tx.execute(
+    tx.execute(
             "INSERT INTO sync_writer_fence(partition, required_writer_version) VALUES(?1,?2)
              ON CONFLICT(partition) DO UPDATE
                SET required_writer_version=max(required_writer_version, excluded.required_writer_version)",
             params![partition, declaration.schema_version.0],
         )
         .map_err(during(CONTEXT))?;
-    }
     Ok(())
 }

@@ -33,8 +33,8 @@ use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::preamble::View;
 use crate::{
-    Declaration, Preamble, Pruned, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch,
-    Window, WindowQuery,
+    CheckpointStore, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned, RowPage,
+    ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
 };
 use options::{STATEMENT_CACHE, Scratch};
 use plan::Plan;
@@ -106,13 +106,17 @@ impl SqliteStore {
     }
 }
 
+impl CheckpointStore for SqliteStore {}
+impl OperatorStore for SqliteStore {}
+
 #[async_trait]
 impl Store for SqliteStore {
-    async fn ensure_schema(
+    async fn ensure_schema_observed(
         &self,
         schema: Arc<Schema>,
         declarations: &[Declaration],
         now_ms: i64,
+        _observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
         let wanted = Ensured::new(Arc::clone(&schema), declarations);
