@@ -1,6 +1,5 @@
 //! The service: what all requests share, and its life from start to end.
 
-use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,13 +9,14 @@ use std::time::Duration;
 use actix_web::dev::ServerHandle;
 use actix_web::{App, HttpServer, web};
 use tidegate_actors::{
-    Clock, Directory, NoObserver, Parts, QueueLimit, Settings, Shutdown, SystemClock,
+    Clock, Directory, NoObserver, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
 };
+use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
-use tidegate_store::{Declared, SchemaOutcome, Store};
+use tidegate_store::{Declared, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
 use crate::auth::{Authenticate, DevelopmentAuth, Everything, ResolveScopes};
@@ -36,16 +36,15 @@ pub struct Service {
     pub config: Config,
     /// Served schema.
     pub schema: Arc<Schema>,
-    /// Durable storage.
-    pub store: Arc<dyn Store>,
-    /// Partition actors.
-    pub directory: Directory,
+    /// A request's only way to data.
+    pub gate: ServeGate,
+    // Not for requests: they would pass the gate by.
+    store: Arc<dyn Store>,
+    directory: Directory,
     /// Who asks.
     pub authenticate: Arc<dyn Authenticate>,
     /// What they may see.
     pub scopes: Arc<dyn ResolveScopes>,
-    /// Checkpoints this process declares.
-    pub declared: Declared,
     /// Segments for download.
     pub segments: SegmentCache,
     /// What the server is doing.
@@ -63,6 +62,8 @@ pub struct Hooks {
     pub scopes: Arc<dyn ResolveScopes>,
     /// Rules a push passes.
     pub push: Arc<PushHooks>,
+    /// Backfills that this process computes, and by that declares.
+    pub projections: Vec<Arc<dyn Projection>>,
 }
 
 impl Hooks {
@@ -72,6 +73,7 @@ impl Hooks {
             authenticate: Arc::new(DevelopmentAuth),
             scopes: Arc::new(Everything::of(schema)),
             push: Arc::default(),
+            projections: Vec::new(),
         }
     }
 }
@@ -206,14 +208,26 @@ impl Service {
         self.requests.fetch_add(1, Ordering::Relaxed)
     }
 
+    /// Asks the database for a sign of life.
+    ///
+    /// # Errors
+    /// When it gives none.
+    pub async fn ping(&self) -> Result<(), StoreError> {
+        self.store.ping().await
+    }
+
+    #[cfg(test)]
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     fn new(config: Config, schema: Arc<Schema>, store: Arc<dyn Store>, hooks: Hooks) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let declared: Declared = Arc::new(BTreeSet::new());
         let parts = Parts {
             store: Arc::clone(&store),
             schema: Arc::clone(&schema),
             hooks: hooks.push,
-            declared: Arc::clone(&declared),
+            declared: Declared::default(),
             clock: Arc::clone(&clock),
             observer: Arc::new(NoObserver),
         };
@@ -221,13 +235,18 @@ impl Service {
         let ttl = i64::try_from(config.segments.ttl_ms).unwrap_or(i64::MAX);
         Self {
             segments: SegmentCache::new(config.segments.cache_bytes, ttl),
+            gate: ServeGate::new(
+                Arc::clone(&store),
+                directory.clone(),
+                schema.version(),
+                hooks.projections,
+            ),
             config,
             schema,
             store,
             directory,
             authenticate: hooks.authenticate,
             scopes: hooks.scopes,
-            declared,
             phase: PhaseCell::default(),
             // Different per process start, so that ids of two runs do not collide in one log.
             requests: AtomicU64::new(u64::from(std::process::id()) << 40 | clock_bits(&*clock)),

@@ -94,6 +94,11 @@ impl Directory {
         *self.service.declared.write() = declared;
     }
 
+    /// The checkpoints that this process declares now.
+    pub fn declared(&self) -> Declared {
+        Arc::clone(&self.service.declared.read())
+    }
+
     /// Holds one partition: waits for its running batch and starts no other one until
     /// [`Self::resume`]. Pushes queue up meanwhile.
     ///
@@ -323,7 +328,7 @@ impl PartitionHandle {
         self.current().observe_epoch(epoch);
     }
 
-    /// The partition's newest commits.
+    /// The partition's newest commits. Requests read them through [`crate::ServeGate`].
     pub fn tail(&self) -> Arc<Tail> {
         Arc::clone(&self.current().tail)
     }

@@ -51,7 +51,7 @@ pub async fn healthz() -> HttpResponse {
 pub async fn readyz(service: web::Data<Service>) -> HttpResponse {
     let phase = match service.phase.get() {
         Phase::Draining => "draining",
-        Phase::Serving => match tokio::time::timeout(PROBE_TIMEOUT, service.store.ping()).await {
+        Phase::Serving => match tokio::time::timeout(PROBE_TIMEOUT, service.ping()).await {
             Ok(Ok(())) => "serving",
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the readiness probe found no database");

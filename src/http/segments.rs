@@ -10,7 +10,7 @@ use actix_web::{HttpRequest, HttpResponse, HttpResponseBuilder};
 use ssp2::{ErrorCode, ScopeLists, SyncError, scope_digest};
 use tidegate_engine::schema::Schema;
 use tidegate_engine::scopes::{ANY, Effective, effective};
-use tidegate_engine::{gate, hooks::Allowed, scopes};
+use tidegate_engine::{hooks::Allowed, scopes};
 
 use super::compression::{Coding, compress};
 use super::errors::Refusal;
@@ -113,16 +113,13 @@ async fn authorize(
     id: &str,
 ) -> Result<Bytes, Failure> {
     let running = service.schema.version();
-    let (token, _) = service.store.read_gate(&identity.partition).await?;
-    if let Some(refusal) = gate::refusal(&token, running, &service.declared) {
-        return Err(refusal.into());
-    }
+    let pass = service.gate.pass(&identity.partition).await?;
     // A partition without an epoch has never published anything.
-    let epoch = token.log_epoch.ok_or_else(not_found)?;
+    let epoch = pass.epoch().ok_or_else(not_found)?;
     let now_ms = service.clock.now_ms();
     let found = service
         .segments
-        .find(id, &identity.partition, &epoch, running, now_ms);
+        .find(id, &identity.partition, epoch, running, now_ms);
     let (bytes, digests) = match found {
         Found::Unknown => return Err(not_found().into()),
         Found::Expired => {
@@ -147,11 +144,12 @@ async fn authorize(
         return Err(forbidden().into());
     };
     let digest = scope_digest(&granted);
-    if digests.iter().any(|published| **published == *digest) {
-        Ok(bytes)
-    } else {
-        Err(forbidden().into())
-    }
+    let (_, table) = digests
+        .iter()
+        .find(|(published, _)| **published == *digest)
+        .ok_or_else(forbidden)?;
+    pass.table(*table)?;
+    Ok(bytes)
 }
 
 /// Reads the scopes header: an object of lists of strings.

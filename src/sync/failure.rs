@@ -1,7 +1,7 @@
 //! How a request fails as a whole, with what only the log may know.
 
 use ssp2::{DecodeError, EncodeError, ErrorCode, SyncError};
-use tidegate_actors::PushError;
+use tidegate_actors::{NotServed, PushError};
 use tidegate_engine::gate::GateRefusal;
 use tidegate_store::StoreError;
 
@@ -82,6 +82,15 @@ impl From<DecodeError> for Failure {
 impl From<GateRefusal> for Failure {
     fn from(refusal: GateRefusal) -> Self {
         SyncError::from(refusal).into()
+    }
+}
+
+impl From<NotServed> for Failure {
+    fn from(refused: NotServed) -> Self {
+        match refused {
+            NotServed::Refused(refusal) => refusal.into(),
+            NotServed::Store(error) => error.into(),
+        }
     }
 }
 

@@ -14,14 +14,14 @@ use ssp2::{
     ErrorCode, PushCommit, Request, RequestFrame, ResponseFrame, Subscription, SyncError,
     WireVersion,
 };
-use tidegate_actors::{PartitionHandle, PushRequest};
+use tidegate_actors::{Entry, PushRequest};
 use tidegate_engine::hooks::Allowed;
 use tidegate_engine::model::{ClientRecord, LogBounds};
 use tidegate_engine::pull::{Identity as Author, SubOutcome, client_record_after};
 use tidegate_engine::round::{
     Admission, AdmittedRound, AdmittedSub, PullLimits, RoundContext, admit,
 };
-use tidegate_engine::{ClientId, CommitSeq, LogEpoch, TableId, gate, scopes};
+use tidegate_engine::{ClientId, CommitSeq, LogEpoch, TableId, scopes};
 use tidegate_store::{Preamble, Touch};
 
 use crate::auth::{Identity, Resolution};
@@ -62,19 +62,9 @@ pub async fn round(
         refresh_after_ms: TOUCH_EVERY_MS,
     };
     check_breadth(&request, &service.config.limits)?;
-    let preamble = service
-        .store
-        .read_preamble(partition, &client_id, touch)
-        .await?;
-    let handle = service.directory.partition(partition);
-    handle.observe_epoch(&preamble.registry.log_epoch);
-    if let Some(refusal) =
-        gate::refusal(&preamble.gate, service.schema.version(), &service.declared)
-    {
-        return Err(refusal.into());
-    }
+    let (entry, preamble) = service.gate.enter(partition, &client_id, touch).await?;
 
-    let known = handle
+    let known = entry
         .pending_client(&client_id)
         .or_else(|| preamble.client.clone());
     let context = RoundContext {
@@ -95,7 +85,7 @@ pub async fn round(
     let mut exchange = Exchange {
         service,
         identity,
-        handle: &handle,
+        entry: &entry,
         preamble: &preamble,
         known,
         client_id,
@@ -232,7 +222,7 @@ fn split(frames: Vec<RequestFrame>) -> (Vec<PushCommit>, Vec<Subscription>) {
 struct Exchange<'a> {
     service: &'a Service,
     identity: &'a Identity,
-    handle: &'a PartitionHandle,
+    entry: &'a Entry<'a>,
     preamble: &'a Preamble,
     known: Option<ClientRecord>,
     client_id: ClientId,
@@ -256,7 +246,7 @@ impl Exchange<'_> {
             .collect();
         let bind = self.known.is_none().then(|| self.record(None));
         let decisions = self
-            .handle
+            .entry
             .push(PushRequest {
                 client_id: self.client_id.clone(),
                 actor_id: self.identity.actor.clone(),
@@ -305,30 +295,11 @@ impl Exchange<'_> {
     async fn remember(&self, outcomes: Option<&[SubOutcome]>) -> Result<(), Failure> {
         let record = self.record(outcomes);
         if self.known.is_none() {
-            self.handle.bind_client(record).await?;
+            self.entry.bind_client(record).await?;
         } else {
-            self.handle.record_client(record);
+            self.entry.record_client(record);
         }
         Ok(())
-    }
-
-    /// Reads the gate again, after all data reads, and returns the horizon as it is
-    /// now. The layout floor cannot have moved: a migration fails the gate.
-    async fn verify(&self) -> Result<CommitSeq, Failure> {
-        let (token, bounds) = self
-            .service
-            .store
-            .read_gate(&self.identity.partition)
-            .await?;
-        match gate::judge_after(
-            &self.preamble.gate,
-            &token,
-            self.service.schema.version(),
-            &self.service.declared,
-        ) {
-            Some(refusal) => Err(refusal.into()),
-            None => Ok(bounds.above_layout(self.preamble.layout_floor).horizon),
-        }
     }
 
     fn epoch(&self) -> &LogEpoch {

@@ -6,6 +6,7 @@ use ssp2::{
     Commit, MediaType, ResponseFrame, SegmentHeader, SegmentRef, SegmentWriter, scope_digest,
     segment_id,
 };
+use tidegate_actors::{Tail, View};
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{LogBounds, StoredRow};
 use tidegate_engine::pull::{
@@ -15,7 +16,7 @@ use tidegate_engine::pull::{
 use tidegate_engine::round::{Accept, AdmittedSub, PullLimits};
 use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::scopes::{Effective, effective};
-use tidegate_store::{ScanQuery, Snapshot, WindowQuery};
+use tidegate_store::{ScanQuery, WindowQuery};
 
 use super::segments::Publication;
 use super::window;
@@ -74,6 +75,7 @@ pub(super) async fn answer(
             .collect()
     };
 
+    let served = exchange.entry.tables(subs.iter().map(|sub| sub.table))?;
     let first = plans(exchange.bounds());
     let read = if first.iter().all(needs_no_data) {
         // The preamble alone answers: nothing was read that could have moved since.
@@ -82,18 +84,23 @@ pub(super) async fn answer(
             unpublished: Vec::new(),
         }
     } else {
-        let read = match from_tail(exchange, first) {
+        let remembered = exchange
+            .entry
+            .read_tail(&served, |tail| from_tail(exchange, tail, first))
+            .await?;
+        let read = match remembered {
             Some(read) => read,
             None => {
-                let partition = &exchange.identity.partition;
-                let mut snapshot = exchange.service.store.snapshot(partition).await?;
-                let bounds = snapshot.bounds().above_layout(snapshot.layout_floor());
-                let planned = plans(bounds);
-                from_snapshot(exchange, &mut *snapshot, planned, limits.accept).await?
+                exchange
+                    .entry
+                    .read(&served, async |view: &mut View<'_>| {
+                        let planned = plans(view.bounds());
+                        from_snapshot(exchange, view, planned, limits.accept).await
+                    })
+                    .await?
             }
         };
-        let horizon = exchange.verify().await?;
-        read.recheck(horizon)
+        read.data.recheck(read.floor)
     };
 
     let now_ms = exchange.service.clock.now_ms();
@@ -166,8 +173,7 @@ fn caught_up(plan: SubPlan) -> (SubPlan, Data) {
 }
 
 /// Serves every subscription from memory, or none: one answer never mixes two views.
-fn from_tail(exchange: &Exchange<'_>, plans: Vec<SubPlan>) -> Option<Read> {
-    let tail = exchange.handle.tail();
+fn from_tail(exchange: &Exchange<'_>, tail: &Tail, plans: Vec<SubPlan>) -> Option<Read> {
     let sections: Option<Vec<_>> = plans
         .into_iter()
         .map(|plan| {
@@ -194,13 +200,13 @@ fn from_tail(exchange: &Exchange<'_>, plans: Vec<SubPlan>) -> Option<Read> {
 
 async fn from_snapshot(
     exchange: &Exchange<'_>,
-    snapshot: &mut dyn Snapshot,
+    view: &mut View<'_>,
     plans: Vec<SubPlan>,
     accept: Accept,
 ) -> Result<Read, Failure> {
     let mut reader = Reader {
         exchange,
-        snapshot,
+        view,
         accept,
         budget: exchange.service.config.limits.max_pull_bytes,
         unpublished: Vec::new(),
@@ -236,19 +242,19 @@ impl Read {
 }
 
 /// Reads from one snapshot within a budget of bytes.
-struct Reader<'a> {
+struct Reader<'a, 'v> {
     exchange: &'a Exchange<'a>,
-    snapshot: &'a mut dyn Snapshot,
+    view: &'a mut View<'v>,
     accept: Accept,
     budget: usize,
     unpublished: Vec<Unpublished>,
 }
 
-impl Reader<'_> {
+impl Reader<'_, '_> {
     async fn window(&mut self, window: &Incremental) -> Result<Data, Failure> {
         let schema = self.exchange.schema();
         let read = self
-            .snapshot
+            .view
             .read_window(WindowQuery {
                 table: window.table,
                 scopes: window.scopes.clone(),
@@ -324,7 +330,7 @@ impl Reader<'_> {
         let mut scan = FIRST_SCAN_ROWS;
         loop {
             let mut read = self
-                .snapshot
+                .view
                 .scan_rows(ScanQuery {
                     table: bootstrap.table,
                     scopes: bootstrap.scopes.clone(),
@@ -380,6 +386,7 @@ impl Reader<'_> {
                 epoch: self.exchange.epoch().clone(),
                 digest: digest.into(),
                 schema: schema.version(),
+                table: bootstrap.table,
                 pin: bootstrap.pin,
             },
         });

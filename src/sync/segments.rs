@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use tidegate_engine::{CommitSeq, LogEpoch, PartitionId, SchemaVersion};
+use tidegate_engine::{CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 
 /// One content, published for one context. Equal rows give equal bytes, so one
 /// segment can have many.
@@ -20,6 +20,8 @@ pub struct Publication {
     pub digest: Arc<str>,
     /// Schema of the rows.
     pub schema: SchemaVersion,
+    /// Their table.
+    pub table: TableId,
     /// Pin of the bootstrap.
     pub pin: CommitSeq,
 }
@@ -63,8 +65,8 @@ pub enum Found {
     Live {
         /// The segment.
         bytes: Bytes,
-        /// Digests of its live publications.
-        digests: Vec<Arc<str>>,
+        /// Digests of its live publications, each with its table.
+        digests: Vec<(Arc<str>, TableId)>,
     },
 }
 
@@ -175,7 +177,7 @@ impl SegmentCache {
             known = true;
             // Rows of an older schema are no longer what a client of this one may apply.
             if now_ms < published.expires_at_ms && publication.schema == running {
-                digests.push(Arc::clone(&publication.digest));
+                digests.push((Arc::clone(&publication.digest), publication.table));
             }
         }
         if !known {
@@ -224,6 +226,7 @@ mod tests {
             epoch: epoch.into(),
             digest: digest.into(),
             schema: SchemaVersion(1),
+            table: TableId(0),
             pin: CommitSeq(pin),
         }
     }
@@ -243,7 +246,7 @@ mod tests {
         }
         let live = |digests: &[&str]| Found::Live {
             bytes: bytes.clone(),
-            digests: digests.iter().map(|&d| d.into()).collect(),
+            digests: digests.iter().map(|&d| (d.into(), TableId(0))).collect(),
         };
         assert_eq!(find(&cache, "s", "p", "e", 99), live(&["d1", "d2"]));
         // The younger one never extends the older one's life.

@@ -232,7 +232,7 @@ async fn health_is_trivial_and_readiness_ends_with_draining() {
 #[actix_web::test]
 async fn readiness_fails_without_a_database() {
     let service = service(|_| {}).await;
-    service.store.close().await;
+    service.store().close().await;
     let reply = send(&service, TestRequest::get().uri("/readyz")).await;
     assert_eq!(reply.0, 503);
     assert_eq!(reply.json()["phase"], "storage_unavailable");

@@ -84,7 +84,7 @@ async fn the_tail_and_the_database_give_the_same_answer() {
     let other = server::prepare(
         service.config.clone(),
         service.schema.clone(),
-        &service.store,
+        service.store(),
         Hooks::development(&service.schema),
     )
     .await
@@ -349,7 +349,7 @@ async fn a_rotated_epoch_resets_clients_and_forgets_what_memory_held() {
         .message();
     assert_eq!(commits(&response), [1]);
     service
-        .store
+        .store()
         .rotate_epoch(&"default".into(), "restored".into(), 1)
         .await
         .unwrap();
