@@ -80,20 +80,33 @@ impl Answer {
 }
 
 /// About the encoded size of a frame, bytes.
-fn weight(frame: &ResponseFrame) -> usize {
+pub(super) fn weight(frame: &ResponseFrame) -> usize {
     const SMALL: usize = 128;
-    match frame {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let large = match frame {
         ResponseFrame::SegmentInline(bytes) => bytes.len(),
+        ResponseFrame::SegmentRef(reference) => {
+            text(&reference.row_cursor) + text(&reference.next_row_cursor)
+        }
+        ResponseFrame::SubEnd(end) => text(&end.bootstrap_state),
         ResponseFrame::Commit(commit) => commit
             .changes
             .iter()
-            .map(|change| match &change.kind {
-                ssp2::ChangeKind::Upsert { row, .. } => row.len() + SMALL,
-                ssp2::ChangeKind::Delete => SMALL,
+            .map(|change| {
+                let scopes = change
+                    .scopes
+                    .iter()
+                    .map(|(name, value)| name.len() + value.len());
+                let row = match &change.kind {
+                    ssp2::ChangeKind::Upsert { row, .. } => row.len(),
+                    ssp2::ChangeKind::Delete => 0,
+                };
+                SMALL + change.row_id.len() + scopes.sum::<usize>() + row
             })
             .sum(),
-        _ => SMALL,
-    }
+        _ => 0,
+    };
+    SMALL + large
 }
 
 /// A message on its way out.

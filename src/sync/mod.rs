@@ -1,8 +1,10 @@
 //! One combined round: pushes, then the pull, in the protocol's request order.
 
 pub mod answer;
+mod budget;
 mod failure;
 mod pull;
+mod reader;
 pub mod segments;
 mod window;
 

@@ -153,6 +153,11 @@ impl SegmentCache {
         Ok(())
     }
 
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.shelf.lock().weight
+    }
+
     /// Looks a segment up for a download inside `partition` at `epoch`.
     pub fn find(
         &self,

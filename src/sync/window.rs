@@ -11,37 +11,44 @@ use tidegate_engine::{CommitSeq, scopes};
 /// COMMIT frames and the highest commit scanned.
 pub(super) struct Delivered {
     pub commits: Vec<Commit>,
+    /// Bytes of the changes in them.
+    pub bytes: usize,
     pub scanned_through: CommitSeq,
 }
 
 /// Filters `commits`, which are all of `(after, through]` in order (§4.5): only
 /// matching changes travel, commits are never split, the first one always fits.
+/// There is an end to the changes, and to their bytes.
 pub(super) fn deliver(
     schema: &Schema,
     window: &Incremental,
     commits: &[Arc<LoggedCommit>],
+    max_bytes: usize,
 ) -> Delivered {
     let matches = |change: &LoggedChange| {
         change.key.table == window.table && scopes::matches(&window.scopes, &change.scopes)
     };
     let mut delivered = Delivered {
         commits: Vec::new(),
+        bytes: 0,
         scanned_through: window.after,
     };
     let mut changes = 0;
     for commit in commits {
-        let matching = commit
-            .changes
-            .iter()
-            .filter(|change| matches(change))
-            .count();
+        let (mut matching, mut bytes) = (0, 0);
+        for change in commit.changes.iter().filter(|change| matches(change)) {
+            matching += 1;
+            bytes += change.bytes();
+        }
         if matching == 0 {
             continue;
         }
-        if changes > 0 && changes + matching > window.max_changes {
+        let fits = changes + matching <= window.max_changes && delivered.bytes + bytes <= max_bytes;
+        if changes > 0 && !fits {
             return delivered;
         }
         changes += matching;
+        delivered.bytes += bytes;
         delivered.scanned_through = commit.seq;
         delivered.commits.push(if matching == commit.changes.len() {
             commit_frame(schema, commit)
@@ -147,7 +154,7 @@ mod tests {
             commit(4, vec![change(&schema, "todos", "4", "z")]),
             commit(5, vec![]),
         ];
-        let delivered = deliver(&schema, &window(&schema, 5, 100), &log);
+        let delivered = deliver(&schema, &window(&schema, 5, 100), &log, usize::MAX);
         assert_eq!(shape(&delivered), (vec![(1, 1), (3, 1)], 5));
         assert_eq!(delivered.commits[0].tables, ["todos"]);
     }
@@ -160,10 +167,29 @@ mod tests {
             commit(seq, changes.to_vec())
         };
         let log = [three(1), three(2), three(3)];
-        let limited = |max| shape(&deliver(&schema, &window(&schema, 3, max), &log));
+        let limited = |max| {
+            shape(&deliver(
+                &schema,
+                &window(&schema, 3, max),
+                &log,
+                usize::MAX,
+            ))
+        };
         assert_eq!(limited(1), (vec![(1, 3)], 1));
         assert_eq!(limited(5), (vec![(1, 3)], 1));
         assert_eq!(limited(6), (vec![(1, 3), (2, 3)], 2));
         assert_eq!(limited(9), (vec![(1, 3), (2, 3), (3, 3)], 3));
+    }
+
+    #[test]
+    fn a_window_ends_where_its_bytes_do() {
+        let schema = schema();
+        let log = [1, 2, 3].map(|seq| commit(seq, vec![change(&schema, "todos", "1", "a")]));
+        let each = log[0].changes[0].bytes();
+        let limited = |max| shape(&deliver(&schema, &window(&schema, 3, 100), &log, max));
+        assert_eq!(limited(0), (vec![(1, 1)], 1));
+        assert_eq!(limited(2 * each - 1), (vec![(1, 1)], 1));
+        assert_eq!(limited(2 * each), (vec![(1, 1), (2, 1)], 2));
+        assert_eq!(limited(3 * each), (vec![(1, 1), (2, 1), (3, 1)], 3));
     }
 }

@@ -2,6 +2,7 @@
 //! database file or Postgres server.
 #![allow(clippy::unwrap_used)]
 
+mod budget;
 mod conflict;
 mod convergence;
 mod crash;

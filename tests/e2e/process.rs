@@ -146,6 +146,11 @@ pub struct Server {
 }
 
 impl Server {
+    /// The process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// `kill -9`.
     pub fn kill(mut self) {
         self.child.kill().unwrap();

@@ -43,6 +43,22 @@ pub struct StoredRow {
     pub column_versions: Option<Bytes>,
 }
 
+impl StoredRow {
+    /// About what the row occupies in memory and in an answer, bytes.
+    pub fn bytes(&self, row_id: &str) -> usize {
+        let versions = self.column_versions.as_ref().map_or(0, Bytes::len);
+        ROW_OVERHEAD + row_id.len() + scope_bytes(&self.scopes) + self.payload.len() + versions
+    }
+}
+
+/// What a row costs beside its variable parts, bytes.
+const ROW_OVERHEAD: usize = 64;
+
+fn scope_bytes(scopes: &ScopeValues) -> usize {
+    let values = scopes.iter();
+    values.map(|(name, value)| name.len() + value.len()).sum()
+}
+
 /// What is known of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowState {
@@ -64,6 +80,14 @@ pub struct LoggedChange {
     pub scopes: ScopeValues,
     /// `Some((row_version, payload))` = upsert, `None` = delete.
     pub upsert: Option<(i64, Bytes)>,
+}
+
+impl LoggedChange {
+    /// About what the change occupies in memory and in an answer, bytes.
+    pub fn bytes(&self) -> usize {
+        let payload = self.upsert.as_ref().map_or(0, |(_, payload)| payload.len());
+        ROW_OVERHEAD + self.key.row_id.len() + scope_bytes(&self.scopes) + payload
+    }
 }
 
 /// A commit of the log with its changes (all, or those that match a reader's scopes).

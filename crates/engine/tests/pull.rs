@@ -11,7 +11,8 @@ use tidegate_engine::hooks::Allowed;
 use tidegate_engine::model::{LogBounds, LoggedChange, LoggedCommit, RowKey};
 use tidegate_engine::pull::{
     Bootstrap, BootstrapToken, Delivery, INLINE_SEGMENT_BYTES, Incremental, SubPlan, commit_frame,
-    delivery, next_cursor, plan, sub_end_bootstrap, sub_end_echo, sub_end_incremental, sub_start,
+    delivery, next_cursor, plan, sub_end_bootstrap, sub_end_echo, sub_end_incremental,
+    sub_end_postponed, sub_start,
 };
 use tidegate_engine::round::{Accept, AdmittedSub, PullLimits};
 use tidegate_engine::schema::Schema;
@@ -298,6 +299,18 @@ fn s4_7_every_bootstrap_answer_ends_at_its_pin_with_a_token_until_complete() {
     );
     let complete = sub_end_bootstrap(&admitted(&frame), &pages(60, Some("t9"), false), None);
     assert_eq!((complete.next_cursor, complete.bootstrap_state), (60, None));
+}
+
+#[test]
+fn s4_7_a_postponed_bootstrap_stays_at_its_pin_and_position() {
+    let frame = subscription(-1, None);
+    for position in [None, Some("t9")] {
+        let end = sub_end_postponed(&admitted(&frame), &pages(60, position, false));
+        assert_eq!(end.next_cursor, 60);
+        let token = BootstrapToken::parse(&end.bootstrap_state.unwrap(), &frame.table).unwrap();
+        assert_eq!(token.pin, CommitSeq(60));
+        assert_eq!(token.after_row_id.as_deref(), position);
+    }
 }
 
 #[test]

@@ -126,6 +126,11 @@ pub struct WindowQuery {
     pub through: CommitSeq,
     /// Changes at most; the first matching commit always fits, commits are never split.
     pub max_changes: usize,
+    /// Bytes at most, as [`LoggedChange::bytes`] counts them; the first matching
+    /// commit always fits. What lies beyond is not read into memory.
+    ///
+    /// [`LoggedChange::bytes`]: tidegate_engine::model::LoggedChange::bytes
+    pub max_bytes: usize,
 }
 
 /// The answer to a [`WindowQuery`].
@@ -148,6 +153,9 @@ pub struct ScanQuery {
     pub after_row_id: Option<String>,
     /// Rows at most.
     pub limit: usize,
+    /// Bytes at most, as [`StoredRow::bytes`] counts them; the first row always
+    /// fits. What lies beyond is not read into memory.
+    pub max_bytes: usize,
 }
 
 /// A page of rows in ascending row id (byte) order.

@@ -360,6 +360,7 @@ async fn pages_of_rows_are_in_byte_order_whatever_the_locale() {
                 scopes: lists(&[("list_id", &["l1"])]),
                 after_row_id: after.take(),
                 limit: 2,
+                max_bytes: usize::MAX,
             })
             .await
             .unwrap();

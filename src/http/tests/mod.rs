@@ -14,6 +14,7 @@ use ssp2::{
     WireVersion,
 };
 
+mod budget;
 mod rounds;
 mod segments;
 

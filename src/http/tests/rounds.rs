@@ -194,37 +194,6 @@ async fn a_full_answer_ends_early_and_the_client_pulls_on() {
 }
 
 #[actix_web::test]
-async fn a_full_answer_gives_each_further_subscription_one_row_however_many_there_are() {
-    let service = service(|config| config.limits.max_pull_bytes = 1_000).await;
-    let device = Device::joined(&service).await;
-    let title = "x".repeat(100_000);
-    device
-        .round(vec![commit("c1", 0..20, &title)], None)
-        .await
-        .message();
-    let mut subscriptions = vec![pull_header(0b01, 0)];
-    for number in 0..10 {
-        let RequestFrame::Subscription(mut subscription) = todos(-1, None) else {
-            panic!("a subscription");
-        };
-        subscription.id = format!("s{number}");
-        subscriptions.push(RequestFrame::Subscription(subscription));
-    }
-    let response = device.round(vec![], Some(subscriptions)).await.message();
-    let sizes: Vec<usize> = response
-        .frames
-        .iter()
-        .filter_map(|frame| match frame {
-            ResponseFrame::SegmentInline(bytes) => Some(bytes.len()),
-            _ => None,
-        })
-        .collect();
-    assert_eq!(sizes.len(), 10);
-    // The first scan learns how large rows are; from then on none is wasted.
-    assert!(sizes[1..].iter().all(|&size| size < 200_000), "{sizes:?}");
-}
-
-#[actix_web::test]
 async fn subscriptions_and_scope_values_are_bounded_per_request() {
     let service = service(|config| {
         config.limits.max_subscriptions = 2;

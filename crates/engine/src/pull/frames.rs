@@ -78,6 +78,19 @@ pub fn sub_end_bootstrap(
     }
 }
 
+/// SUB_END of a bootstrap that this answer has no room for: its position stays, and
+/// the token makes the client pull on. The pin of a fresh one is settled by it.
+pub fn sub_end_postponed(sub: &AdmittedSub<'_>, bootstrap: &Bootstrap) -> SubEnd {
+    let token = BootstrapToken {
+        pin: bootstrap.pin,
+        after_row_id: bootstrap.after_row_id.clone(),
+    };
+    SubEnd {
+        next_cursor: bootstrap.pin.0,
+        bootstrap_state: Some(token.format(&sub.frame.table)),
+    }
+}
+
 /// COMMIT (§4.5) of the changes that `commit` holds: those a reader may see. The
 /// table dictionary lists tables in order of first use.
 pub fn commit_frame(schema: &Schema, commit: &LoggedCommit) -> Commit {

@@ -20,7 +20,8 @@ use crate::scopes::Effective;
 
 pub use delivery::{Delivery, INLINE_SEGMENT_BYTES, delivery};
 pub use frames::{
-    commit_frame, next_cursor, sub_end_bootstrap, sub_end_echo, sub_end_incremental, sub_start,
+    commit_frame, next_cursor, sub_end_bootstrap, sub_end_echo, sub_end_incremental,
+    sub_end_postponed, sub_start,
 };
 pub use registration::{Identity, SubOutcome, client_record_after};
 pub use token::BootstrapToken;

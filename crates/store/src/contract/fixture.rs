@@ -354,6 +354,7 @@ pub fn window_query(
         after: CommitSeq(after),
         through: CommitSeq(through),
         max_changes,
+        max_bytes: usize::MAX,
     }
 }
 
@@ -390,6 +391,7 @@ pub async fn scan(
         scopes,
         after_row_id: after.map(str::to_owned),
         limit,
+        max_bytes: usize::MAX,
     };
     snapshot.scan_rows(query).await.unwrap()
 }

@@ -317,6 +317,7 @@ pub async fn a_retired_table_goes_with_all_its_rows(harness: &dyn Harness) {
         scopes: lists(&[("ws", &["w"])]),
         after_row_id: None,
         limit: 10,
+        max_bytes: usize::MAX,
     };
     assert!(snapshot.scan_rows(query).await.unwrap().rows.is_empty());
     assert_eq!(snapshot.bounds().max, CommitSeq(2));

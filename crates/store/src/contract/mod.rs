@@ -63,6 +63,9 @@ macro_rules! contract_tests {
             a_window_matches_every_effective_key,
             a_window_is_bounded_on_both_sides,
             windows_agree_with_the_definition,
+            a_window_is_bounded_by_bytes,
+            a_long_window_is_bounded_by_bytes,
+            a_scan_is_bounded_by_bytes,
             a_scan_pages_through_rows_in_byte_order,
             a_scan_matches_every_effective_key,
             a_row_that_changes_scope_leaves_its_old_scan);

@@ -117,6 +117,7 @@ pub async fn a_snapshot_does_not_move(harness: &dyn Harness) {
         scopes: scopes.clone(),
         after_row_id: None,
         limit: 10,
+        max_bytes: usize::MAX,
     };
     assert_eq!(ids(&before.scan_rows(scan()).await.unwrap()), ["n1"]);
     let old = before.scan_rows(scan()).await.unwrap();

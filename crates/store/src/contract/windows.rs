@@ -7,6 +7,7 @@ use tidegate_engine::scopes::matches;
 
 use super::Harness;
 use super::fixture::*;
+use crate::{ScanQuery, WindowQuery};
 
 fn names(list: &[&str]) -> Vec<String> {
     list.iter().map(|name| (*name).to_owned()).collect()
@@ -316,4 +317,106 @@ pub async fn a_row_that_changes_scope_leaves_its_old_scan(harness: &dyn Harness)
     let new = scan(&*store, "p", lists(&[("list_id", &["l2"])]), None, 10).await;
     assert!(old.rows.is_empty());
     assert_eq!(ids(&new), ["n1"]);
+}
+
+/// A note that carries `bytes` bytes.
+fn heavy(id: &str, bytes: usize) -> Op {
+    let mut values = note(id, "l1", "o1", None);
+    values[8] = ssp2::Value::Bytes(vec![7; bytes].into());
+    put(NOTES, values)
+}
+
+pub async fn a_window_is_bounded_by_bytes(harness: &dyn Harness) {
+    let schema = compile(&document());
+    let store = ready(harness).await;
+    let commits = [
+        vec![heavy("a", 90_000)],
+        vec![heavy("b", 3_000), heavy("c", 3_000)],
+        vec![put(NOTES, note("x", "l2", "o1", None))],
+        vec![heavy("d", 3_000)],
+        vec![heavy("e", 90_000)],
+        vec![Op::Delete(NOTES, note("e", "l1", "o1", None))],
+    ];
+    commit(&*store, &schema, "p", 0, &commits).await;
+    let ask = async |after, max_bytes| {
+        let query = WindowQuery {
+            max_bytes,
+            ..window_query(lists(&[("list_id", &["l1"])]), after, 6, 100)
+        };
+        let found = window(&*store, "p", query).await;
+        let seqs: Vec<i64> = found.commits.iter().map(|commit| commit.seq.0).collect();
+        (seqs, found.scanned_through.0)
+    };
+    // The first one fits whatever its size, and alone.
+    assert_eq!(ask(0, 0).await, (vec![1], 1));
+    assert_eq!(ask(0, 89_000).await, (vec![1], 1));
+    assert_eq!(ask(0, 92_000).await, (vec![1], 1));
+    assert_eq!(ask(0, 98_000).await, (vec![1, 2], 2));
+    assert_eq!(ask(1, 0).await, (vec![2], 2));
+    // A commit is never split, and what does not match weighs nothing.
+    assert_eq!(ask(1, 5_000).await, (vec![2], 2));
+    assert_eq!(ask(1, 12_000).await, (vec![2, 4], 4));
+    assert_eq!(ask(4, 12_000).await, (vec![5], 5));
+    assert_eq!(ask(5, 0).await, (vec![6], 6));
+    assert_eq!(ask(0, 1 << 20).await, (vec![1, 2, 4, 5, 6], 6));
+}
+
+pub async fn a_long_window_is_bounded_by_bytes(harness: &dyn Harness) {
+    let schema = compile(&document());
+    let store = ready(harness).await;
+    let commits: Vec<Vec<Op>> = (0..200)
+        .map(|n| vec![heavy(&format!("n{n:03}"), 1_000)])
+        .collect();
+    commit(&*store, &schema, "p", 0, &commits).await;
+    let (mut after, mut rounds) = (0, 0);
+    while after < 200 {
+        let query = WindowQuery {
+            max_bytes: 90_000,
+            ..window_query(lists(&[("list_id", &["l1"])]), after, 200, 1_000)
+        };
+        let found = window(&*store, "p", query).await;
+        let changes = found.commits.iter().flat_map(|commit| &commit.changes);
+        let bytes: usize = changes.map(|change| change.bytes()).sum();
+        assert!(bytes <= 90_000, "{bytes}");
+        assert_eq!(found.commits[0].seq.0, after + 1);
+        assert_eq!(found.commits.last().unwrap().seq, found.scanned_through);
+        after = found.scanned_through.0;
+        rounds += 1;
+    }
+    assert!((3..=5).contains(&rounds), "{rounds}");
+}
+
+pub async fn a_scan_is_bounded_by_bytes(harness: &dyn Harness) {
+    let schema = compile(&document());
+    let store = ready(harness).await;
+    let ops = vec![
+        heavy("a", 90_000),
+        heavy("b", 3_000),
+        heavy("c", 3_000),
+        heavy("d", 90_000),
+        heavy("e", 3_000),
+    ];
+    commit(&*store, &schema, "p", 0, &[ops]).await;
+    let ask = async |after: Option<&str>, limit, max_bytes| {
+        let query = ScanQuery {
+            table: NOTES,
+            scopes: lists(&[("list_id", &["l1"]), ("owner", &["o1", "o2"])]),
+            after_row_id: after.map(str::to_owned),
+            limit,
+            max_bytes,
+        };
+        let mut snapshot = store.snapshot(&p("p")).await.unwrap();
+        let page = snapshot.scan_rows(query).await.unwrap();
+        (ids(&page).concat(), page.more)
+    };
+    let page = |ids: &str, more| (ids.to_owned(), more);
+    assert_eq!(ask(None, 10, 0).await, page("a", true));
+    assert_eq!(ask(None, 10, 92_000).await, page("a", true));
+    assert_eq!(ask(None, 10, 98_000).await, page("abc", true));
+    assert_eq!(ask(None, 2, 98_000).await, page("ab", true));
+    assert_eq!(ask(Some("a"), 10, 5_000).await, page("b", true));
+    assert_eq!(ask(Some("c"), 10, 0).await, page("d", true));
+    assert_eq!(ask(Some("d"), 10, 0).await, page("e", false));
+    assert_eq!(ask(None, 5, 1 << 20).await, page("abcde", false));
+    assert_eq!(ask(None, 4, 1 << 20).await, page("abcd", true));
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use ssp2::Value;
 use tidegate_engine::keys::render_key;
 use tidegate_engine::model::{
-    ChildrenKey, ClientRecord, CommitBatch, Fetched, LogBounds, LoggedCommit, Needs, Registry,
-    ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
+    ChildrenKey, ClientRecord, CommitBatch, Fetched, LogBounds, LoggedChange, LoggedCommit, Needs,
+    Registry, ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
 };
 use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
 use tidegate_engine::schema::{Schema, StoredLayouts, Table};
@@ -317,7 +317,7 @@ impl Partition {
             commits: Vec::new(),
             scanned_through: query.through,
         };
-        let mut total = 0;
+        let (mut total, mut bytes) = (0, 0_usize);
         if query.after >= query.through {
             return window;
         }
@@ -330,8 +330,13 @@ impl Partition {
                 continue;
             }
             total += commit.changes.len();
+            bytes += commit
+                .changes
+                .iter()
+                .map(LoggedChange::bytes)
+                .sum::<usize>();
             if let Some(last) = window.commits.last()
-                && total > query.max_changes
+                && (total > query.max_changes || bytes > query.max_bytes)
             {
                 window.scanned_through = last.seq;
                 break;
@@ -343,18 +348,19 @@ impl Partition {
 
     pub(super) fn scan(&self, query: &ScanQuery) -> RowPage {
         let after = query.after_row_id.as_deref();
-        let mut rows: Vec<(String, StoredRow)> = self
-            .table_rows(query.table)
-            .filter(|(key, row)| {
-                after.is_none_or(|after| &*key.row_id > after)
-                    && scopes::matches(&query.scopes, &row.stored.scopes)
-            })
-            .take(query.limit.saturating_add(1))
-            .map(|(key, row)| (key.row_id.to_string(), (*row.stored).clone()))
-            .collect();
-        let more = rows.len() > query.limit;
-        rows.truncate(query.limit);
-        RowPage { rows, more }
+        let matching = self.table_rows(query.table).filter(|(key, row)| {
+            after.is_none_or(|after| &*key.row_id > after)
+                && scopes::matches(&query.scopes, &row.stored.scopes)
+        });
+        let (mut rows, mut bytes) = (Vec::new(), 0_usize);
+        for (key, row) in matching {
+            bytes += row.stored.bytes(&key.row_id);
+            if rows.len() == query.limit || (!rows.is_empty() && bytes > query.max_bytes) {
+                return RowPage { rows, more: true };
+            }
+            rows.push((key.row_id.to_string(), (*row.stored).clone()));
+        }
+        RowPage { rows, more: false }
     }
 
     pub(super) fn prune(

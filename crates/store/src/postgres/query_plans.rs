@@ -112,8 +112,8 @@ async fn no_statement_of_a_request_scans_a_growing_table() {
         }
     };
     let keys = "'p1', ARRAY['notes','notes'], ARRAY['r5','r6']";
-    let one = "'p1','notes',100,20000,65,'list_id',ARRAY['list_id1','list_id2']";
-    let scan = "'p1','notes',501,'list_id',ARRAY['list_id1','list_id2']";
+    let one = "'p1','notes',100,20000,65,1000000,'list_id',ARRAY['list_id1','list_id2']";
+    let scan = "'p1','notes',501,1000000,'list_id',ARRAY['list_id1','list_id2']";
     let statements: Vec<(String, String)> = [
         (PREAMBLE, "'p1', 1, 'd7'"),
         (BOUNDS, "'p1'"),

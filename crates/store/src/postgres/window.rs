@@ -24,6 +24,14 @@ const CONTEXT: &str = "reading a window of the log";
 const FIRST_STEP: i64 = 64;
 const MAX_STEP: i64 = 512;
 
+/// What each change or row counts for beside its variable parts, bytes.
+const OVERHEAD: usize = 64;
+
+/// A limit as a parameter.
+fn limit(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}
+
 /// The wanted values per variable, each once and storable; the variable with the
 /// fewest leads. `None` when nothing can match.
 fn wanted(scopes: &ScopeLists) -> Option<Vec<(&str, Vec<&str>)>> {
@@ -68,54 +76,70 @@ fn also(index: &str, position: &str, variables: usize, first_param: usize) -> St
 }
 
 /// Matching commits of `(after, through]`, the first of them at most `limit`,
-/// each with its matching changes. Parameters: partition, table, after, through,
-/// limit, then variable and values of each scope variable.
+/// each with its matching changes; of these the first and what else keeps within a
+/// number of bytes, and beside each the last commit that matches: sizes are known
+/// without reading what is large. Parameters: partition, table, after, through,
+/// limit, bytes, then variable and values of each scope variable.
 pub(super) fn window_sql(variables: usize) -> String {
-    let also = also("sync_change_scopes", "commit_seq", variables, 6);
+    let also = also("sync_change_scopes", "commit_seq", variables, 7);
     let mut matching = String::new();
     for n in 0..variables {
-        let at = 6 + 2 * n;
+        let at = 7 + 2 * n;
         let _ = write!(matching, " AND (scopes ->> ${at})=ANY(${})", at + 1);
     }
     format!(
         "WITH k AS MATERIALIZED (
-           SELECT DISTINCT c.commit_seq AS seq FROM unnest($7::text[]) AS v(value) CROSS JOIN LATERAL (
+           SELECT DISTINCT c.commit_seq AS seq FROM unnest($8::text[]) AS v(value) CROSS JOIN LATERAL (
              SELECT s.commit_seq FROM sync_change_scopes AS s
-             WHERE s.partition=$1 AND s.tbl=$2 AND s.var=$6 AND s.value=v.value
+             WHERE s.partition=$1 AND s.tbl=$2 AND s.var=$7 AND s.value=v.value
                AND s.commit_seq>$3 AND s.commit_seq<=$4{also}
              ORDER BY s.commit_seq LIMIT $5) AS c
            ORDER BY 1 LIMIT $5)
+         SELECT seq, client_id, client_commit_id, actor_id, created_at_ms,
+           row_id, op, row_version, scopes, payload, last FROM (
          SELECT k.seq, m.client_id, m.client_commit_id, m.actor_id, m.created_at_ms,
-           c.row_id, c.op, c.row_version, c.scopes::text, c.payload
+           c.row_id, c.op, c.row_version, c.scopes, c.payload, c.idx, max(k.seq) OVER () AS last,
+           sum(coalesce(c.bytes, 0)) OVER (ORDER BY k.seq) AS upto,
+           sum(coalesce(c.bytes, 0)) OVER (PARTITION BY k.seq) AS own
          FROM k LEFT JOIN LATERAL (
            SELECT client_id, client_commit_id, actor_id, created_at_ms FROM sync_commits
            WHERE partition=$1 AND commit_seq=k.seq LIMIT 1) AS m ON true
          LEFT JOIN LATERAL (
-           SELECT idx, row_id, op, row_version, scopes, payload FROM sync_changes
+           SELECT idx, row_id, op, row_version, scopes::text AS scopes, payload,
+             {OVERHEAD} + octet_length(row_id) + octet_length(scopes::text)
+               + coalesce(octet_length(payload), 0) AS bytes FROM sync_changes
            WHERE partition=$1 AND commit_seq=k.seq AND tbl=$2{matching} ORDER BY idx OFFSET 0) AS c ON true
-         ORDER BY k.seq, c.idx"
+         ) AS sized WHERE upto<=$6::bigint OR upto=own ORDER BY seq, idx"
     )
 }
 
-/// Matching rows after a row id in byte order. Parameters: partition, table,
-/// limit, variable and values of each scope variable, then the row id.
+/// Matching rows after a row id in byte order, the first of them at most `limit`; of
+/// these the first and what else keeps within a number of bytes, and beside each how
+/// many match. Parameters: partition, table, limit, bytes, variable and values of
+/// each scope variable, then the row id.
 pub(super) fn scan_sql(table: &str, variables: usize, continues: bool) -> String {
-    let also = also("sync_row_scopes", "row_id", variables, 4);
+    let also = also("sync_row_scopes", "row_id", variables, 5);
     let after = if continues {
-        format!(" AND s.row_id COLLATE \"C\" > ${}", 4 + 2 * variables)
+        format!(" AND s.row_id COLLATE \"C\" > ${}", 5 + 2 * variables)
     } else {
         String::new()
     };
     format!(
         "WITH k AS MATERIALIZED (
-           SELECT c.row_id FROM unnest($5::text[]) AS v(value) CROSS JOIN LATERAL (
+           SELECT c.row_id FROM unnest($6::text[]) AS v(value) CROSS JOIN LATERAL (
              SELECT s.row_id COLLATE \"C\" AS row_id FROM sync_row_scopes AS s
-             WHERE s.partition=$1 AND s.tbl=$2 AND s.var=$4 AND s.value=v.value{after}{also}
+             WHERE s.partition=$1 AND s.tbl=$2 AND s.var=$5 AND s.value=v.value{after}{also}
              ORDER BY s.row_id COLLATE \"C\" LIMIT $3) AS c
            ORDER BY c.row_id LIMIT $3)
-         SELECT k.row_id, r.* FROM k LEFT JOIN LATERAL (
+         SELECT row_id, _sync_server_version, _sync_scopes, _sync_payload, _sync_column_versions,
+           matching FROM (
+         SELECT k.row_id, r.*, count(*) OVER () AS matching, row_number() OVER page AS n,
+           sum({OVERHEAD} + octet_length(k.row_id) + coalesce(octet_length(r._sync_scopes), 0)
+             + coalesce(octet_length(r._sync_payload), 0)) OVER page AS upto
+         FROM k LEFT JOIN LATERAL (
            SELECT {ROW} FROM {table} WHERE _sync_partition=$1 AND _sync_row_id=k.row_id LIMIT 1) AS r ON true
-         ORDER BY k.row_id",
+         WINDOW page AS (ORDER BY k.row_id)
+         ) AS sized WHERE upto<=$4::bigint OR n=1 ORDER BY row_id",
         table = quote(table)
     )
 }
@@ -136,10 +160,10 @@ pub(super) async fn read_window(
     };
     let (table, _) = plan.table(query.table);
     let sql = window_sql(wanted.len());
-    let max_changes = i64::try_from(query.max_changes).unwrap_or(i64::MAX);
+    let max_changes = limit(query.max_changes);
     let mut after = query.after.0;
     let mut step = FIRST_STEP.min(max_changes.saturating_add(1)).max(1);
-    let mut total = 0_usize;
+    let (mut total, mut bytes) = (0_usize, 0_usize);
     while after < query.through.0 {
         let mut params: Vec<Param<'_>> = vec![
             Box::new(partition),
@@ -147,12 +171,17 @@ pub(super) async fn read_window(
             Box::new(after),
             Box::new(query.through.0),
             Box::new(step),
+            Box::new(limit(query.max_bytes.saturating_sub(bytes))),
         ];
         push_wanted(&mut params, &wanted);
         let rows = session
             .query(&sql, &references(&params))
             .await
             .map_err(during(CONTEXT))?;
+        let Some(last) = rows.first() else {
+            break;
+        };
+        let last: i64 = last.try_get(10).map_err(during(CONTEXT))?;
         let (mut candidates, mut at) = (0, 0);
         while let Some(row) = rows.get(at) {
             let seq: i64 = row.try_get(0).map_err(during(CONTEXT))?;
@@ -170,15 +199,24 @@ pub(super) async fn read_window(
             if changes.is_empty() {
                 continue;
             }
-            if !window.commits.is_empty() && total + changes.len() > query.max_changes {
+            total += changes.len();
+            bytes += changes.iter().map(LoggedChange::bytes).sum::<usize>();
+            if let Some(last) = window.commits.last()
+                && (total > query.max_changes || bytes > query.max_bytes)
+            {
                 // This commit does not fit: the window ends with the one before it.
-                if let Some(last) = window.commits.last() {
-                    window.scanned_through = last.seq;
-                }
+                window.scanned_through = last.seq;
                 return Ok(window);
             }
-            total += changes.len();
             window.commits.push(commit(first, CommitSeq(seq), changes)?);
+        }
+        if after < last {
+            // The database held back what is beyond the bytes wanted.
+            if let Some(last) = window.commits.last() {
+                window.scanned_through = last.seq;
+                return Ok(window);
+            }
+            continue;
         }
         if candidates < step {
             break;
@@ -262,12 +300,13 @@ pub(super) async fn scan_rows(
         .after_row_id
         .as_deref()
         .map(|id| id.split('\0').next().unwrap_or_default());
-    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX - 1) + 1;
+    let most = limit(query.limit).saturating_add(1);
     let sql = scan_sql(&table.name, wanted.len(), after.is_some());
     let mut params: Vec<Param<'_>> = vec![
         Box::new(partition),
         Box::new(table.name.as_str()),
-        Box::new(limit),
+        Box::new(most),
+        Box::new(limit(query.max_bytes)),
     ];
     push_wanted(&mut params, &wanted);
     if let Some(after) = after {
@@ -277,7 +316,11 @@ pub(super) async fn scan_rows(
         .query(&sql, &references(&params))
         .await
         .map_err(during(context))?;
-    page.more = rows.len() > query.limit;
+    let matching = match rows.first() {
+        Some(row) => row.try_get(5).map_err(during(context))?,
+        None => 0_i64,
+    };
+    let mut bytes = 0_usize;
     for row in rows.iter().take(query.limit) {
         let row_id: String = row.try_get(0).map_err(during(context))?;
         if row
@@ -289,7 +332,13 @@ pub(super) async fn scan_rows(
                 what: "the scope index: it names a row that is not stored",
             });
         }
-        page.rows.push((row_id, stored_row(row, 1)?));
+        let stored = stored_row(row, 1)?;
+        bytes += stored.bytes(&row_id);
+        if !page.rows.is_empty() && bytes > query.max_bytes {
+            break;
+        }
+        page.rows.push((row_id, stored));
     }
+    page.more = usize::try_from(matching).is_ok_and(|matching| matching > page.rows.len());
     Ok(page)
 }

@@ -32,6 +32,14 @@ impl Position for String {
     }
 }
 
+/// A part of a run.
+pub(super) struct RunPart<P> {
+    /// Ascending; at least one unless the run has ended.
+    pub(super) positions: Vec<P>,
+    /// Whether nothing comes after it.
+    pub(super) ended: bool,
+}
+
 /// Reads runs: at most `limit` positions of `(variable, value)`, from `from` on, ascending.
 pub(super) trait Runs<P> {
     fn fetch(
@@ -40,7 +48,7 @@ pub(super) trait Runs<P> {
         value: &str,
         from: &P,
         limit: usize,
-    ) -> Result<Vec<P>, StoreError>;
+    ) -> Result<RunPart<P>, StoreError>;
 }
 
 /// Positions buffered over all runs of a scan, about.
@@ -74,11 +82,11 @@ impl<P: Position> Run<'_, P> {
         };
         let from = from.max(wanted.clone());
         let fetched = runs.fetch(variable, self.value, &from, self.fetch)?;
-        if fetched.len() == self.fetch {
-            self.from = fetched.last().map(P::successor);
+        if !fetched.ended {
+            self.from = fetched.positions.last().map(P::successor);
         }
         self.fetch = (self.fetch * 2).min(max_fetch);
-        self.buffer = fetched.into();
+        self.buffer = fetched.positions.into();
         Ok(self.buffer.pop_front())
     }
 }
@@ -204,18 +212,20 @@ mod tests {
             value: &str,
             from: &i64,
             limit: usize,
-        ) -> Result<Vec<i64>, StoreError> {
+        ) -> Result<RunPart<i64>, StoreError> {
             let run = self
                 .0
                 .iter()
                 .find(|((var, val), _)| *var == variable && val == value);
-            Ok(run.map_or(Vec::new(), |(_, all)| {
-                all.iter()
-                    .copied()
-                    .filter(|p| p >= from)
-                    .take(limit)
-                    .collect()
-            }))
+            let rest: Vec<i64> = run.map_or(Vec::new(), |(_, all)| {
+                all.iter().copied().filter(|p| p >= from).collect()
+            });
+            // A source may give less than asked for, as one bounded by bytes does.
+            let given = rest.len().min(limit).min(3);
+            Ok(RunPart {
+                ended: given == rest.len(),
+                positions: rest[..given].to_vec(),
+            })
         }
     }
 

@@ -119,6 +119,7 @@ fn read_everything(connection: &Connection, plan: &Plan, schema: &Schema) {
         after: CommitSeq(0),
         through: CommitSeq(2),
         max_changes: 10,
+        max_bytes: usize::MAX,
     };
     let log = window::read_window(connection, plan, "p", &log).unwrap();
     assert_eq!(log.commits.len(), 2);
@@ -127,6 +128,7 @@ fn read_everything(connection: &Connection, plan: &Plan, schema: &Schema) {
         scopes,
         after_row_id: None,
         limit: 10,
+        max_bytes: usize::MAX,
     };
     let rows = window::scan_rows(connection, plan, "p", &rows).unwrap();
     assert_eq!(rows.rows.len(), 1);

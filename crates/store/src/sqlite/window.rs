@@ -7,7 +7,7 @@ use tidegate_engine::scopes;
 use tidegate_engine::{ActorId, ClientId, CommitSeq};
 
 use super::failure::during;
-use super::merge::{Matches, Runs};
+use super::merge::{Matches, RunPart, Runs};
 use super::plan::Plan;
 use super::read;
 use crate::error::StoreError;
@@ -28,6 +28,9 @@ pub(super) const COMMIT: &str = "SELECT client_id, client_commit_id, actor_id, c
 pub(super) const CHANGES: &str = "SELECT row_id, op, row_version, scopes, payload FROM sync_changes
  WHERE partition=?1 AND commit_seq=?2 AND tbl=?3 ORDER BY idx";
 
+/// Row ids that a run buffers at most, bytes, and one more.
+const RUN_BYTES: usize = 64 * 1024;
+
 struct CommitRuns<'a> {
     connection: &'a Connection,
     partition: &'a str,
@@ -42,27 +45,30 @@ impl Runs<i64> for CommitRuns<'_> {
         value: &str,
         from: &i64,
         limit: usize,
-    ) -> Result<Vec<i64>, StoreError> {
-        self.connection
-            .prepare_cached(COMMIT_RUN)
-            .and_then(|mut statement| {
-                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-                statement
-                    .query_map(
-                        params![
-                            self.partition,
-                            self.table,
-                            variable,
-                            value,
-                            from,
-                            self.through,
-                            limit
-                        ],
-                        |row| row.get(0),
-                    )?
-                    .collect()
+    ) -> Result<RunPart<i64>, StoreError> {
+        let read = || {
+            let mut statement = self.connection.prepare_cached(COMMIT_RUN)?;
+            let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
+            let positions: Vec<i64> = statement
+                .query_map(
+                    params![
+                        self.partition,
+                        self.table,
+                        variable,
+                        value,
+                        from,
+                        self.through,
+                        wanted
+                    ],
+                    |row| row.get(0),
+                )?
+                .collect::<rusqlite::Result<_>>()?;
+            Ok(RunPart {
+                ended: positions.len() < limit,
+                positions,
             })
-            .map_err(during(CONTEXT))
+        };
+        read().map_err(during(CONTEXT))
     }
 }
 
@@ -79,19 +85,35 @@ impl Runs<String> for RowRuns<'_> {
         value: &str,
         from: &String,
         limit: usize,
-    ) -> Result<Vec<String>, StoreError> {
-        self.connection
-            .prepare_cached(ROW_RUN)
-            .and_then(|mut statement| {
-                let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-                statement
-                    .query_map(
-                        params![self.partition, self.table, variable, value, from, limit],
-                        |row| row.get(0),
-                    )?
-                    .collect()
+    ) -> Result<RunPart<String>, StoreError> {
+        let read = || {
+            let mut statement = self.connection.prepare_cached(ROW_RUN)?;
+            let wanted = i64::try_from(limit).unwrap_or(i64::MAX);
+            let mut rows = statement.query(params![
+                self.partition,
+                self.table,
+                variable,
+                value,
+                from,
+                wanted
+            ])?;
+            let (mut positions, mut bytes) = (Vec::new(), 0);
+            // Row ids have any length: a buffer of them is bounded by bytes as well.
+            while bytes < RUN_BYTES {
+                let Some(row) = rows.next()? else {
+                    let ended = positions.len() < limit;
+                    return Ok(RunPart { positions, ended });
+                };
+                let row_id: String = row.get(0)?;
+                bytes += row_id.len();
+                positions.push(row_id);
+            }
+            Ok(RunPart {
+                positions,
+                ended: false,
             })
-            .map_err(during("reading a page of rows"))
+        };
+        read().map_err(during("reading a page of rows"))
     }
 }
 
@@ -121,18 +143,17 @@ pub(super) fn read_window(
     let mut changes = connection
         .prepare_cached(CHANGES)
         .map_err(during(CONTEXT))?;
-    let mut total = 0_usize;
+    let mut room = Room {
+        changes: usize::MAX,
+        bytes: usize::MAX,
+    };
+    let (mut total, mut bytes) = (0_usize, 0_usize);
     while let Some(seq) = matches.next(&runs)? {
-        let room = if window.commits.is_empty() {
-            usize::MAX
-        } else {
-            query.max_changes.saturating_sub(total)
-        };
         let matching = matching_changes(
             &mut changes,
             params![partition, seq, table.name],
             query,
-            room,
+            &room,
         )?;
         let Some(matching) = matching else {
             // This commit does not fit: the window ends with the one before it.
@@ -145,21 +166,33 @@ pub(super) fn read_window(
             continue;
         }
         total += matching.len();
+        bytes += matching.iter().map(LoggedChange::bytes).sum::<usize>();
+        // Only the first one fits whatever its size.
+        room = Room {
+            changes: query.max_changes.saturating_sub(total),
+            bytes: query.max_bytes.saturating_sub(bytes),
+        };
         let commit = commit(connection, partition, CommitSeq(seq), matching)?;
         window.commits.push(commit);
     }
     Ok(window)
 }
 
-/// The changes of a commit that match, or `None` when there are more than `room`.
+/// What a window can still take.
+struct Room {
+    changes: usize,
+    bytes: usize,
+}
+
+/// The changes of a commit that match, or `None` when there is no room for them.
 fn matching_changes(
     statement: &mut Statement<'_>,
     parameters: impl rusqlite::Params,
     query: &WindowQuery,
-    room: usize,
+    room: &Room,
 ) -> Result<Option<Vec<LoggedChange>>, StoreError> {
     let mut rows = statement.query(parameters).map_err(during(CONTEXT))?;
-    let mut matching = Vec::new();
+    let (mut matching, mut bytes) = (Vec::new(), 0_usize);
     while let Some(row) = rows.next().map_err(during(CONTEXT))? {
         let text = row
             .get_ref(3)
@@ -169,18 +202,23 @@ fn matching_changes(
         if !scopes::matches(&query.scopes, &stored) {
             continue;
         }
-        if matching.len() == room {
+        if matching.len() == room.changes {
             return Ok(None);
         }
         let row_id: String = row.get(0).map_err(during(CONTEXT))?;
-        matching.push(LoggedChange {
+        let change = LoggedChange {
             key: RowKey {
                 table: query.table,
                 row_id: row_id.into(),
             },
             scopes: stored,
             upsert: upsert(row)?,
-        });
+        };
+        bytes += change.bytes();
+        if bytes > room.bytes {
+            return Ok(None);
+        }
+        matching.push(change);
     }
     Ok(Some(matching))
 }
@@ -246,7 +284,7 @@ pub(super) fn scan_rows(
         None => String::new(),
     };
     let mut matches = Matches::new(&query.scopes, start, query.limit.saturating_add(1));
-    let mut rows = Vec::with_capacity(query.limit.min(1024));
+    let (mut rows, mut bytes) = (Vec::with_capacity(query.limit.min(1024)), 0_usize);
     while let Some(row_id) = matches.next(&runs)? {
         if rows.len() == query.limit {
             return Ok(RowPage { rows, more: true });
@@ -258,6 +296,10 @@ pub(super) fn scan_rows(
         let row = read::row(connection, plan, partition, &key)?.ok_or(StoreError::Corrupt {
             what: "the scope index: it names a row that is not stored",
         })?;
+        bytes += row.bytes(&row_id);
+        if !rows.is_empty() && bytes > query.max_bytes {
+            return Ok(RowPage { rows, more: true });
+        }
         rows.push((row_id, row));
     }
     Ok(RowPage { rows, more: false })
