@@ -94,9 +94,14 @@ impl Directory {
         *self.service.declared.write() = declared;
     }
 
-    /// The checkpoints that this process declares now.
+    /// The checkpoints `(partition, name)` that this process declares now.
     pub fn declared(&self) -> Declared {
         Arc::clone(&self.service.declared.read())
+    }
+
+    /// The right to change what is declared, after a look at the database.
+    pub(crate) async fn declaring(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.service.declaring.lock().await
     }
 
     /// Holds one partition: waits for its running batch and starts no other one until

@@ -9,15 +9,21 @@
 
 mod access;
 mod admission;
+pub mod backfill;
 mod batch;
 mod clients;
 mod clock;
 mod contention;
+mod coordinator;
 mod deciding;
+mod declared;
 mod directory;
 mod error;
+mod failpoint;
 mod group_commit;
 mod inbox;
+#[allow(dead_code)]
+mod latency;
 mod observer;
 mod partition;
 mod request;
@@ -31,8 +37,13 @@ mod tail;
 mod view;
 
 pub use clock::{Clock, SystemClock};
+pub use coordinator::{
+    Coordinator, CoordinatorParts, CoordinatorSettings, MigrationPhase, MigrationStatus,
+    MigrationWatch, NoWatch,
+};
 pub use directory::{Directory, HoldAll, HoldTimeout, PartitionHandle, Shutdown};
 pub use error::PushError;
+pub use failpoint::{NoSteps, Steps};
 pub use observer::{CommitObserver, NoObserver};
 pub use request::{Decisions, PushRequest};
 pub use serve::{Entry, NotServed, Pass, ServeGate, ServedTables, Verified, View};

@@ -43,6 +43,8 @@ pub(crate) struct Service {
     pub schema: Arc<Schema>,
     pub hooks: Arc<PushHooks>,
     pub declared: RwLock<Declared>,
+    /// Held while what is declared is read and changed.
+    pub declaring: tokio::sync::Mutex<()>,
     pub clock: Arc<dyn Clock>,
     pub observer: Arc<dyn CommitObserver>,
     pub settings: Settings,
@@ -66,6 +68,7 @@ impl Service {
             schema: parts.schema,
             hooks: parts.hooks,
             declared: RwLock::new(parts.declared),
+            declaring: tokio::sync::Mutex::new(()),
             clock: parts.clock,
             observer: parts.observer,
             counters: Counters::default(),
