@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tidegate_engine::backfill::checkpoint::{Activation, Advance, Checkpoint, Coverage, Declare};
+use tidegate_engine::backfill::checkpoint::{
+    Activation, Advance, Checkpoint, CheckpointError, Coverage, Declare,
+};
 use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::backfill::scan::PageId;
 use tidegate_engine::{CommitSeq, OwnerEpoch, PartitionId, SchemaVersion};
@@ -46,6 +48,24 @@ pub struct BackfillControl {
     pub last_error: Option<String>,
     /// Epoch milliseconds.
     pub updated_at_ms: i64,
+}
+
+impl From<CheckpointError> for StoreError {
+    fn from(refusal: CheckpointError) -> Self {
+        match refusal {
+            CheckpointError::NotDeclared => Self::CheckpointNotDeclared,
+            CheckpointError::FenceMissing => Self::CheckpointFenceMissing,
+            CheckpointError::VersionTaken { name, existing } => Self::CheckpointVersionTaken {
+                name: name.to_string(),
+                existing,
+            },
+        }
+    }
+}
+
+/// A table that the running schema does not have.
+pub(crate) fn unknown_table() -> StoreError {
+    StoreError::failed("finding a backfill's table", "no such table")
 }
 
 /// Checkpoints and fences of a backend. Each operation is one transaction and

@@ -12,9 +12,11 @@ mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
 pub mod operating;
+mod pages;
 mod physical;
 pub mod postgres;
 mod preamble;
+mod source_rows;
 pub mod sqlite;
 pub mod stored;
 

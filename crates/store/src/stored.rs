@@ -9,6 +9,7 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::{Map, Value as Json};
 use ssp2::{ColumnType, ScopeLists, ScopeValues, Value, WireVersion};
 use tidegate_engine::SchemaVersion;
+use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::model::RegisteredSubscription;
 use tidegate_engine::schema::Table;
 use tidegate_engine::schema::migration::{MigrationPlan, MigrationRefusal, TableChange};
@@ -148,6 +149,33 @@ fn decode_subscription(entry: Json) -> Option<RegisteredSubscription> {
     })
 }
 
+/// `tidegate_backfills.pace`: a JSON object.
+pub fn encode_pace(pace: &Pace) -> String {
+    serde_json::json!({
+        "rowsPerSecond": pace.rows_per_second,
+        "burstRows": pace.burst_rows,
+        "pushP99TargetMs": pace.push_p99_target_ms,
+        "leastShare": pace.least_share,
+    })
+    .to_string()
+}
+
+/// Reads what [`encode_pace`] writes; anything else is no pace, and the configured
+/// one holds.
+pub fn decode_pace(text: &str) -> Option<Pace> {
+    let json: Json = serde_json::from_str(text).ok()?;
+    let target = json.get("pushP99TargetMs")?;
+    Some(Pace {
+        rows_per_second: json.get("rowsPerSecond")?.as_f64()?,
+        burst_rows: json.get("burstRows")?.as_f64()?,
+        push_p99_target_ms: match target {
+            Json::Null => None,
+            number => Some(number.as_f64()?),
+        },
+        least_share: json.get("leastShare")?.as_f64()?,
+    })
+}
+
 /// The wire version of a client record; an unknown number reads as the oldest.
 pub const fn wire_version(number: i64) -> WireVersion {
     match number {
@@ -275,6 +303,18 @@ mod tests {
         assert_eq!(again, read);
         assert!(decode_subscriptions("{}").is_none());
         assert!(decode_subscriptions(r#"[{"id":"s1"}]"#).is_none());
+    }
+
+    #[test]
+    fn a_pace_is_stored_as_json() {
+        let pace = Pace::default();
+        assert_eq!(decode_pace(&encode_pace(&pace)), Some(pace));
+        let unyielding = Pace {
+            push_p99_target_ms: None,
+            ..pace
+        };
+        assert_eq!(decode_pace(&encode_pace(&unyielding)), Some(unyielding));
+        assert_eq!(decode_pace("{}"), None);
     }
 
     #[test]

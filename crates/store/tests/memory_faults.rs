@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use tidegate_engine::model::ResultLookup;
+use tidegate_engine::backfill::checkpoint::Advance;
+use tidegate_engine::model::{PageAdvance, ResultLookup};
+use tidegate_engine::{CommitSeq, OwnerEpoch};
 use tidegate_store::contract::fixture::*;
 use tidegate_store::memory::{CommitFault, MemoryStore};
 use tidegate_store::{CommitError, Store, StoreError};
@@ -102,4 +104,25 @@ async fn declarations_are_unsupported() {
         .ensure_schema(compile(&document()), &[declaration("p", "due", 1)], 1)
         .await;
     assert!(matches!(refused, Err(StoreError::CheckpointUnsupported)));
+}
+
+#[tokio::test]
+async fn a_page_that_advances_a_checkpoint_is_unsupported() {
+    let store = store().await;
+    let mut page = batch(&compile(&document()), "p", 0, &one_note());
+    page.advance = Some(PageAdvance {
+        name: "totals".into(),
+        to: Advance {
+            owner_epoch: OwnerEpoch(1),
+            watermark: CommitSeq(0),
+            observed_rows: 1,
+        },
+        now_ms: 1,
+    });
+    let refused = store.commit_batch(Arc::new(page)).await;
+    assert!(matches!(
+        refused,
+        Err(CommitError::Store(StoreError::CheckpointUnsupported))
+    ));
+    assert_eq!(head(&*store, "p").await, 0);
 }

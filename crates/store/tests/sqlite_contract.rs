@@ -129,6 +129,9 @@ mod file {
     mod sql {
         tidegate_store::contract_tests!(sql, crate::File::new);
     }
+    mod backfills {
+        tidegate_store::contract_tests!(backfills, crate::File::new);
+    }
 }
 
 mod in_memory {

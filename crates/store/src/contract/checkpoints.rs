@@ -4,13 +4,14 @@
 use std::sync::Arc;
 
 use futures_util::future::join;
-use tidegate_engine::SchemaVersion;
+use tidegate_engine::backfill::checkpoint::CheckpointState;
 use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::model::{ResultLookup, RowState};
+use tidegate_engine::{ClientId, SchemaVersion};
 
 use super::Harness;
 use super::fixture::*;
-use crate::{CommitError, SchemaOutcome, StoreError};
+use crate::{CommitError, Declaration, Partitions, SchemaOutcome, StoreError};
 
 fn pending(partition: &str, name: &str) -> PendingCheckpoint {
     PendingCheckpoint {
@@ -197,6 +198,40 @@ pub async fn declarations_are_installed_with_the_migration(harness: &dyn Harness
     // An old writer that never looks at the version is stopped all the same.
     let refused = try_commit(&*store, &old, "p", 0, &one_note()).await;
     assert!(matches!(refused, Err(CommitError::SchemaChanged { .. })));
+}
+
+pub async fn a_declaration_for_every_partition_reaches_all_that_are_known(harness: &dyn Harness) {
+    let schema = compile(&document());
+    let store = ready(harness).await;
+    for partition in ["both", "registered"] {
+        store
+            .read_preamble(&p(partition), &ClientId::from("d"), touch(1, "e"))
+            .await
+            .unwrap();
+    }
+    for partition in ["both", "written"] {
+        commit(&*store, &schema, partition, 0, &one_note()).await;
+    }
+    let every = Declaration {
+        partitions: Partitions::Every,
+        ..declaration("", "due", 2)
+    };
+    store
+        .ensure_schema(compile(&document_v2()), &[every], 42)
+        .await
+        .unwrap();
+    let known = ["both", "registered", "written"];
+    let listed = store.list_checkpoints(None).await.unwrap();
+    let partitions: Vec<&str> = listed.iter().map(|row| row.partition.as_str()).collect();
+    assert_eq!(partitions, known);
+    for row in &listed {
+        assert_eq!(row.state, CheckpointState::Declared);
+        assert_eq!((&*row.name, row.updated_at_ms), ("due", 42));
+        let fence = store.read_fence(&row.partition).await.unwrap();
+        assert_eq!(fence, Some(SchemaVersion(2)));
+    }
+    // A partition that comes later has no old rows.
+    assert_eq!(store.read_fence(&p("later")).await.unwrap(), None);
 }
 
 pub async fn a_fence_never_falls(harness: &dyn Harness) {

@@ -3,11 +3,14 @@
 //! around a new, empty database.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
+pub mod agreement;
+pub mod backfills;
 pub mod checkpoints;
 pub mod fixture;
 pub mod lifecycle;
 pub mod migrations;
 pub mod reads;
+pub mod source_rows;
 pub mod stored;
 pub mod windows;
 pub mod writes;
@@ -34,7 +37,8 @@ pub trait Harness: Send + Sync {
 }
 
 /// Makes one test of each contract function: `core` opens the database once,
-/// `reopen` again and again, `sql` looks into it beside the store.
+/// `reopen` again and again, `sql` looks into it beside the store, `backfills` needs what a backend of
+/// declared backfills has.
 #[macro_export]
 macro_rules! contract_tests {
     (core, $harness:path) => {
@@ -114,6 +118,37 @@ macro_rules! contract_tests {
             commit_rows_carry_the_writer_version,
             blob_references_follow_their_rows,
             scope_indexes_follow_their_rows);
+    };
+    (backfills, $harness:path) => {
+        $crate::contract_tests!(@each $harness, agreement:
+            operations_agree_with_the_model);
+        $crate::contract_tests!(@each $harness, backfills:
+            a_declaration_raises_the_fence_with_it,
+            a_declaration_never_lowers_a_fence,
+            a_name_of_another_version_is_refused,
+            declaring_again_returns_the_row_as_it_is,
+            a_claim_supersedes_and_keeps_all_but_the_owner,
+            only_a_declared_checkpoint_of_that_version_is_claimed,
+            claimers_never_share_an_epoch,
+            a_superseded_owner_advances_nothing,
+            a_page_commits_and_advances_together,
+            a_stale_owners_page_is_dropped_whole,
+            an_advance_without_commits_passes_the_gate_too,
+            a_locked_page_of_a_stale_owner_is_dropped_too,
+            the_log_tells_what_changed_above_a_position,
+            an_activation_judges_fence_sources_log_and_owner_in_that_order,
+            activating_again_is_stale_while_the_log_is_clean,
+            an_unclaimed_checkpoint_is_activated_when_nothing_ever_changed,
+            checkpoints_are_listed_by_partition_and_name,
+            the_pages_of_a_backfill_are_found_oldest_first,
+            what_operators_set_outlives_the_process);
+        $crate::contract_tests!(@each $harness, source_rows:
+            a_range_pages_through_all_rows_in_byte_order,
+            rows_are_read_by_key,
+            changed_rows_come_by_whole_commits_in_log_order,
+            rows_are_counted_and_sampled);
+        $crate::contract_tests!(@each $harness, checkpoints:
+            a_declaration_for_every_partition_reaches_all_that_are_known);
     };
     (@each $harness:path, $module:ident: $($name:ident),*) => {
         mod $module {

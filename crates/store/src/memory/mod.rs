@@ -176,6 +176,9 @@ impl Store for MemoryStore {
             }
             Some(CommitFault::OutcomeUnknown { written: true }) | None => {}
         }
+        if batch.advance.is_some() {
+            return Err(StoreError::CheckpointUnsupported.into());
+        }
         let mut state = self.writable()?;
         let schema = state.schema.clone().ok_or(StoreError::NotPrepared)?;
         if schema.version() != batch.writer_version {

@@ -9,6 +9,7 @@ use tidegate_engine::model::{
 };
 use tidegate_engine::push::encode_push_result;
 
+use super::checkpoints;
 use super::failure::{commit_row_error, during, is_row_constraint, store_error};
 use super::plan::Plan;
 use super::read::STORED_VERSION;
@@ -24,6 +25,7 @@ pub(super) fn write_batch(
     batch: &CommitBatch,
 ) -> Result<(), CommitError> {
     pass_gate(connection, plan, batch)?;
+    advance_checkpoint(connection, batch)?;
     for commit in &batch.commits {
         write_commit(connection, plan, batch, commit)?;
     }
@@ -67,6 +69,20 @@ fn pass_gate(connection: &Connection, plan: &Plan, batch: &CommitBatch) -> Resul
         }
     }
     Ok(())
+}
+
+/// A page advances its checkpoint in its own transaction, and before it writes
+/// anything: a superseded owner's page is dropped whole (migrations.md rule 5).
+fn advance_checkpoint(connection: &Connection, batch: &CommitBatch) -> Result<(), CommitError> {
+    let Some(page) = &batch.advance else {
+        return Ok(());
+    };
+    let partition = batch.partition.as_str();
+    if checkpoints::advance(connection, partition, &page.name, page.to, page.now_ms)? {
+        Ok(())
+    } else {
+        Err(CommitError::Superseded)
+    }
 }
 
 /// `UPDATE … WHERE max_commit_seq = expected`; a partition without a row is at 0.

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS sync_changes(
   PRIMARY KEY(partition, commit_seq, idx)
 );
 CREATE INDEX IF NOT EXISTS sync_changes_by_table ON sync_changes(partition, commit_seq, tbl, idx);
+CREATE INDEX IF NOT EXISTS tidegate_changes_by_source ON sync_changes(partition, tbl, commit_seq);
 CREATE TABLE IF NOT EXISTS sync_change_scopes(
   partition TEXT NOT NULL, tbl TEXT NOT NULL, var TEXT NOT NULL,
   value TEXT NOT NULL, commit_seq INTEGER NOT NULL,
@@ -98,6 +99,11 @@ CREATE TABLE IF NOT EXISTS sync_writer_fence(
 CREATE TABLE IF NOT EXISTS tidegate_layouts(
   schema_version INTEGER NOT NULL, partition TEXT NOT NULL, head_seq INTEGER NOT NULL,
   PRIMARY KEY(partition, schema_version)
+);
+CREATE TABLE IF NOT EXISTS tidegate_backfills(
+  partition TEXT NOT NULL, name TEXT NOT NULL, paused INTEGER NOT NULL, workers INTEGER NOT NULL,
+  pace TEXT, last_error TEXT, updated_at_ms INTEGER NOT NULL,
+  PRIMARY KEY(partition, name)
 );
 ";
 

@@ -2,6 +2,7 @@
 //! threads, WAL. No method blocks the caller's thread.
 
 mod catalog;
+mod checkpoints;
 mod commit;
 mod core_schema;
 mod failure;
@@ -15,6 +16,7 @@ mod preambles;
 mod query_plans;
 mod read;
 mod readers;
+mod source_rows;
 mod window;
 mod writer;
 
@@ -23,7 +25,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use parking_lot::RwLock;
 use tidegate_engine::gate::GateToken;
-use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
+use tidegate_engine::model::{
+    ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry, RowKey, StoredRow,
+};
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
 
@@ -33,8 +37,8 @@ use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::preamble::View;
 use crate::{
-    CheckpointStore, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned, RowPage,
-    ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
+    ChangedRows, ChangedRowsQuery, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned,
+    RangeQuery, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
 };
 use options::{STATEMENT_CACHE, Scratch};
 use plan::Plan;
@@ -106,7 +110,6 @@ impl SqliteStore {
     }
 }
 
-impl CheckpointStore for SqliteStore {}
 impl OperatorStore for SqliteStore {}
 
 #[async_trait]
@@ -360,6 +363,31 @@ impl Snapshot for SqliteSnapshot {
     async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError> {
         self.step(move |connection, plan, partition| {
             window::scan_rows(connection, plan, partition, &query)
+        })
+        .await
+    }
+
+    async fn read_range(&mut self, query: RangeQuery) -> Result<RowPage, StoreError> {
+        self.step(move |connection, plan, partition| {
+            source_rows::range(connection, plan, partition, &query)
+        })
+        .await
+    }
+
+    async fn read_rows(&mut self, keys: &[RowKey]) -> Result<Vec<(RowKey, StoredRow)>, StoreError> {
+        let keys = keys.to_vec();
+        self.step(move |connection, plan, partition| {
+            source_rows::rows(connection, plan, partition, &keys)
+        })
+        .await
+    }
+
+    async fn read_changed_rows(
+        &mut self,
+        query: ChangedRowsQuery,
+    ) -> Result<ChangedRows, StoreError> {
+        self.step(move |connection, plan, partition| {
+            source_rows::changed(connection, plan, partition, &query)
         })
         .await
     }

@@ -79,7 +79,8 @@ pub(super) struct TablePlan {
     children: HashMap<u16, Children>,
 }
 
-const ROW: &str = "_sync_server_version, _sync_scopes, _sync_payload, _sync_column_versions";
+pub(super) const ROW: &str =
+    "_sync_server_version, _sync_scopes, _sync_payload, _sync_column_versions";
 
 impl TablePlan {
     fn new(table: &Table) -> Self {
