@@ -37,8 +37,8 @@ pub trait Harness: Send + Sync {
 }
 
 /// Makes one test of each contract function: `core` opens the database once,
-/// `reopen` again and again, `sql` looks into it beside the store, `backfills` needs what a backend of
-/// declared backfills has.
+/// `reopen` again and again, `sql` looks into it beside the store, `backfills` does
+/// so with a store that keeps declared backfills.
 #[macro_export]
 macro_rules! contract_tests {
     (core, $harness:path) => {
