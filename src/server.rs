@@ -177,6 +177,8 @@ fn settings(config: &Config) -> Settings {
         cascade_cap: config.limits.max_cascade_rows,
         row_cache_bytes: wanted.cache_bytes,
         tail_bytes: wanted.tail_bytes,
+        memory_bytes: wanted.process_memory_bytes,
+        quiet_batches: wanted.quiet_batches,
         idle_after: Duration::from_millis(wanted.idle_stop_ms),
         ..defaults
     }

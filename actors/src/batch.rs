@@ -114,6 +114,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         service.counters.failed_flushes.add(1);
     }
     partition.ledger.end_write(outcome.records_durable);
+    service.relieve();
     for ((reply, permit), answer) in waiting.into_iter().zip(outcome.answers) {
         drop(permit);
         // A caller that hung up is not told.

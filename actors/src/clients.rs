@@ -7,6 +7,8 @@ use parking_lot::Mutex;
 use tidegate_engine::model::ClientRecord;
 use tidegate_engine::{ActorId, ClientId};
 
+use crate::memory::Share;
+
 /// What became of a noted record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Noted {
@@ -14,7 +16,7 @@ pub(crate) enum Noted {
     First,
     /// A write is scheduled already.
     Queued,
-    /// Too many clients are unwritten.
+    /// Too many clients are unwritten, or too many bytes of all partitions' clients.
     Dropped,
 }
 
@@ -25,29 +27,40 @@ pub(crate) struct Ledger {
     records: Mutex<Records>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Records {
     pending: HashMap<ClientId, ClientRecord>,
     /// Since when a record waits.
     waiting_since: Option<Instant>,
     writing: HashMap<ClientId, ClientRecord>,
+    share: Share,
 }
 
 impl Ledger {
-    pub fn new(limit: usize) -> Self {
+    pub fn new(limit: usize, share: Share) -> Self {
         Self {
             limit,
-            records: Mutex::default(),
+            records: Mutex::new(Records {
+                pending: HashMap::new(),
+                waiting_since: None,
+                writing: HashMap::new(),
+                share,
+            }),
         }
     }
 
     pub fn note(&self, record: ClientRecord) -> Noted {
         let mut records = self.records.lock();
         let len = records.pending.len();
-        if len >= self.limit && !records.pending.contains_key(&record.client_id) {
+        let bytes = weight(&record);
+        let old = records.pending.get(&record.client_id).map(weight);
+        let full = old.is_none() && len >= self.limit;
+        if full || !records.share.fits(bytes) {
             return Noted::Dropped;
         }
         records.pending.insert(record.client_id.clone(), record);
+        let held = records.share.held() + bytes - old.unwrap_or_default();
+        records.share.set(held);
         if len == 0 {
             records.waiting_since = Some(Instant::now());
             Noted::First
@@ -92,11 +105,16 @@ impl Ledger {
     pub fn end_write(&self, durable: bool) {
         let mut records = self.records.lock();
         let written = std::mem::take(&mut records.writing);
-        if !durable {
-            for (id, record) in written {
-                records.pending.entry(id).or_insert(record);
+        let mut gone = 0;
+        for (id, record) in written {
+            if durable || records.pending.contains_key(&id) {
+                gone += weight(&record);
+            } else {
+                records.pending.insert(id, record);
             }
         }
+        let held = records.share.held().saturating_sub(gone);
+        records.share.set(held);
     }
 
     /// The newest record of a client that may not be in the database yet.
@@ -116,12 +134,30 @@ impl Ledger {
 
     /// Forgets all records: those of a restored database's past must not come back.
     pub fn clear(&self) {
-        *self.records.lock() = Records::default();
+        let mut records = self.records.lock();
+        records.pending.clear();
+        records.writing.clear();
+        records.waiting_since = None;
+        records.share.set(0);
     }
 
     pub fn has_pending(&self) -> bool {
         !self.records.lock().pending.is_empty()
     }
+}
+
+/// What a record occupies, bytes, about.
+fn weight(record: &ClientRecord) -> usize {
+    const OVERHEAD: usize = 128;
+    let ids = record.client_id.as_str().len() + record.actor_id.as_str().len();
+    let subscriptions = record.subscriptions.iter().map(|subscription| {
+        let scopes = subscription.scopes.iter().map(|(name, values)| {
+            let values = values.iter().map(|value| value.len() + OVERHEAD / 4);
+            name.len() + values.sum::<usize>()
+        });
+        OVERHEAD + subscription.id.len() + subscription.table.len() + scopes.sum::<usize>()
+    });
+    2 * OVERHEAD + ids + subscriptions.sum::<usize>()
 }
 
 /// Durable bindings of client ids (§1.5) made by this process: a request whose preamble
@@ -152,5 +188,53 @@ impl Bindings {
     /// A rotated epoch deletes client records, bindings with them.
     pub fn clear(&mut self) {
         *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+
+    fn record(id: &str) -> ClientRecord {
+        ClientRecord {
+            client_id: id.into(),
+            actor_id: "ada".into(),
+            wire_version: ssp2::WireVersion::V3,
+            cursor: 0,
+            subscriptions: Vec::new(),
+            updated_at_ms: 0,
+        }
+    }
+
+    #[test]
+    fn records_are_bounded_over_all_partitions_and_give_their_bytes_back() {
+        let memory = Memory::new(2 * weight(&record("a")));
+        let (one, other) = (
+            Ledger::new(10, memory.share()),
+            Ledger::new(10, memory.share()),
+        );
+        assert_eq!(one.note(record("a")), Noted::First);
+        assert_eq!(other.note(record("a")), Noted::First);
+        assert_eq!(one.note(record("b")), Noted::Dropped);
+        one.begin_write(10);
+        one.end_write(true);
+        assert_eq!(memory.held(), weight(&record("a")));
+        assert_eq!(one.note(record("b")), Noted::First);
+        // Neither a failed write nor a newer record is counted twice.
+        other.begin_write(10);
+        other.end_write(false);
+        assert_eq!(memory.held(), 2 * weight(&record("a")));
+        other.clear();
+        drop(one);
+        assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn a_partition_has_a_bound_of_its_own() {
+        let ledger = Ledger::new(1, Memory::new(1 << 20).share());
+        assert_eq!(ledger.note(record("a")), Noted::First);
+        assert_eq!(ledger.note(record("a")), Noted::Queued);
+        assert_eq!(ledger.note(record("b")), Noted::Dropped);
     }
 }

@@ -200,6 +200,7 @@ impl Directory {
             partitions: self.service.partitions().len(),
             queued_operations: queued.operations,
             queued_bytes: queued.bytes,
+            memory_bytes: self.service.memory.held(),
             ..self.service.counters.snapshot()
         }
     }

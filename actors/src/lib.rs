@@ -24,6 +24,7 @@ mod group_commit;
 mod inbox;
 #[allow(dead_code)]
 mod latency;
+mod memory;
 mod observer;
 mod partition;
 mod request;

@@ -40,8 +40,12 @@ impl Partition {
         let settings = &service.settings;
         Self {
             inbox: Inbox::new(),
-            tail: Arc::new(Tail::new(settings.tail_commits, settings.tail_bytes)),
-            ledger: Ledger::new(settings.pending_clients),
+            tail: Arc::new(Tail::new(
+                settings.tail_commits,
+                settings.tail_bytes,
+                service.memory.share(),
+            )),
+            ledger: Ledger::new(settings.pending_clients, service.unwritten.share()),
             bindings: Mutex::default(),
             contention: Mutex::default(),
             gauge: Arc::new(Gauge::new(settings.partition_queue)),
@@ -83,7 +87,10 @@ impl Partition {
     pub fn take_known(&self) -> (Known, u64) {
         let generation = self.generation.load(Ordering::SeqCst);
         let known = self.known.lock().take();
-        let known = known.unwrap_or_else(|| Known::new(self.service.settings.row_cache_bytes));
+        let known = known.unwrap_or_else(|| {
+            let limit = self.service.settings.row_cache_bytes;
+            Known::new(limit, self.service.memory.share())
+        });
         (known, generation)
     }
 

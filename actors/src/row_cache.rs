@@ -4,12 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 
 use tidegate_engine::model::{RowKey, RowState};
 
+use crate::memory::Share;
+
 /// A cache of row states bounded by bytes. It is true for exactly one position of the
 /// log; whoever owns it drops it when that position was not reached by its own commits.
 #[derive(Debug)]
 pub(crate) struct RowCache {
     limit: usize,
     used: usize,
+    share: Share,
     tick: u64,
     slots: HashMap<RowKey, Slot>,
     order: BTreeMap<u64, RowKey>,
@@ -23,10 +26,11 @@ struct Slot {
 }
 
 impl RowCache {
-    pub fn new(limit: usize) -> Self {
+    pub fn new(limit: usize, share: Share) -> Self {
         Self {
             limit,
             used: 0,
+            share,
             tick: 0,
             slots: HashMap::new(),
             order: BTreeMap::new(),
@@ -82,7 +86,16 @@ impl RowCache {
     }
 
     pub fn clear(&mut self) {
-        *self = Self::new(self.limit);
+        self.used = 0;
+        self.slots = HashMap::new();
+        self.order = BTreeMap::new();
+        self.report();
+    }
+
+    /// Tells the process's budget what is held now. Not with every row: all partitions
+    /// share that counter.
+    pub fn report(&mut self) {
+        self.share.set(self.used);
     }
 
     #[cfg(test)]
@@ -105,6 +118,7 @@ fn weight(key: &RowKey, state: &RowState) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
     use tidegate_engine::{CommitSeq, TableId};
 
     fn key(id: &str) -> RowKey {
@@ -117,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_row_leaves_first() {
-        let mut cache = RowCache::new(3 * weight(&key("a"), &ABSENT));
+        let mut cache = RowCache::new(3 * weight(&key("a"), &ABSENT), Memory::new(0).share());
         for id in ["a", "b", "c"] {
             cache.put(key(id), ABSENT);
         }
@@ -130,7 +144,8 @@ mod tests {
 
     #[test]
     fn a_tombstone_is_never_kept_because_pruning_removes_it_silently() {
-        let mut cache = RowCache::new(1 << 20);
+        let memory = Memory::new(1 << 20);
+        let mut cache = RowCache::new(1 << 20, memory.share());
         cache.put(key("a"), ABSENT);
         cache.put(
             key("a"),
@@ -140,5 +155,10 @@ mod tests {
         );
         assert!(cache.get(&key("a")).is_none());
         assert_eq!(cache.used, 0);
+        cache.put(key("b"), ABSENT);
+        cache.report();
+        assert_eq!(memory.held(), cache.used);
+        cache.clear();
+        assert_eq!(memory.held(), 0);
     }
 }

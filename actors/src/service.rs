@@ -16,6 +16,7 @@ use tidegate_store::{Declared, Store};
 
 use crate::admission::Gauge;
 use crate::clock::Clock;
+use crate::memory::Memory;
 use crate::observer::CommitObserver;
 use crate::partition::Partition;
 use crate::settings::Settings;
@@ -50,6 +51,11 @@ pub(crate) struct Service {
     pub settings: Settings,
     pub counters: Counters,
     pub gauge: Arc<Gauge>,
+    /// Rows and commits that partitions keep.
+    pub memory: Arc<Memory>,
+    /// Client records on their way to the database.
+    pub unwritten: Arc<Memory>,
+    relieving: AtomicBool,
     /// Migration barriers in force; while there is one no batch of pushes starts.
     pub held_by_all: AtomicUsize,
     stopping: AtomicBool,
@@ -73,6 +79,9 @@ impl Service {
             observer: parts.observer,
             counters: Counters::default(),
             gauge: Arc::new(Gauge::new(settings.process_queue)),
+            memory: Memory::new(settings.memory_bytes),
+            unwritten: Memory::new(settings.unwritten_bytes),
+            relieving: AtomicBool::new(false),
             settings,
             held_by_all: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -130,6 +139,28 @@ impl Service {
             .iter()
             .flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>())
             .collect()
+    }
+
+    /// Makes partitions forget rows and commits when all of them hold too much, those
+    /// first that have done nothing for longest.
+    pub fn relieve(&self) {
+        if !self.memory.is_over() || self.relieving.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let mut partitions: Vec<_> = self
+            .partitions()
+            .into_iter()
+            .map(|partition| (partition.inbox.idle_for(), partition))
+            .collect();
+        partitions.sort_by_key(|(idle, _)| std::cmp::Reverse(*idle));
+        for (_, partition) in partitions {
+            if self.memory.is_relieved() {
+                break;
+            }
+            partition.distrust();
+            self.counters.relieved.add(1);
+        }
+        self.relieving.store(false, Ordering::SeqCst);
     }
 
     /// The thread for the next actor, in turn.

@@ -32,6 +32,9 @@ pub struct Settings {
     pub tail_commits: usize,
     /// Bytes of recent commits that a partition keeps in memory.
     pub tail_bytes: usize,
+    /// Bytes of rows and recent commits that all partitions keep together; beyond it the
+    /// longest idle ones forget theirs.
+    pub memory_bytes: usize,
     /// Attempts of a batch that loses its CAS before it is answered with `sync.internal_error`.
     pub commit_attempts: u32,
     /// After a lost CAS a partition's batches lock it before they read, until this many in
@@ -47,6 +50,8 @@ pub struct Settings {
     pub flush_delay: Duration,
     /// Client records a partition may hold unwritten; further clients' records are dropped.
     pub pending_clients: usize,
+    /// Bytes of unwritten client records of all partitions; beyond it records are dropped.
+    pub unwritten_bytes: usize,
     /// Client records written in one transaction.
     pub flush_clients: usize,
     /// A partition without work for that long leaves memory.
@@ -75,6 +80,7 @@ impl Default for Settings {
             row_cache_bytes: 8 * MIB,
             tail_commits: 1_024,
             tail_bytes: 4 * MIB,
+            memory_bytes: 256 * MIB,
             commit_attempts: 8,
             quiet_batches: 16,
             batch_deadline: Duration::from_secs(20),
@@ -82,6 +88,7 @@ impl Default for Settings {
             resolve_backoff: Duration::from_millis(50),
             flush_delay: Duration::from_secs(1),
             pending_clients: 20_000,
+            unwritten_bytes: 64 * MIB,
             flush_clients: 1_000,
             idle_after: Duration::from_secs(120),
         }

@@ -31,6 +31,10 @@ pub struct Statistics {
     pub lost_races: u64,
     /// Batches that locked their partition before they read, beside other writers.
     pub pessimistic_batches: u64,
+    /// Bytes of rows and commits that partitions keep.
+    pub memory_bytes: usize,
+    /// Partitions that forgot theirs because all together kept too much.
+    pub relieved: u64,
     /// Batches that panicked or hung.
     pub restarts: u64,
     /// Pushes answered `sync.rate_limited`.
@@ -52,6 +56,7 @@ pub(crate) struct Counters {
     pub reads: Counter,
     pub lost_races: Counter,
     pub pessimistic_batches: Counter,
+    pub relieved: Counter,
     pub restarts: Counter,
     pub rate_limited: Counter,
     pub failed_flushes: Counter,
@@ -93,6 +98,7 @@ impl Counters {
             reads: self.reads.get(),
             lost_races: self.lost_races.get(),
             pessimistic_batches: self.pessimistic_batches.get(),
+            relieved: self.relieved.get(),
             restarts: self.restarts.get(),
             rate_limited: self.rate_limited.get(),
             failed_flushes: self.failed_flushes.get(),

@@ -7,6 +7,8 @@ use parking_lot::RwLock;
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::LoggedCommit;
 
+use crate::memory::Share;
+
 /// A contiguous run of commits, all of them made durable by this process.
 #[derive(Debug)]
 pub struct Tail {
@@ -15,18 +17,31 @@ pub struct Tail {
     run: RwLock<Run>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Run {
     commits: VecDeque<Arc<LoggedCommit>>,
     bytes: usize,
+    share: Share,
+}
+
+impl Run {
+    fn clear(&mut self) {
+        self.commits = VecDeque::new();
+        self.bytes = 0;
+        self.share.set(0);
+    }
 }
 
 impl Tail {
-    pub(crate) fn new(max_commits: usize, max_bytes: usize) -> Self {
+    pub(crate) fn new(max_commits: usize, max_bytes: usize, share: Share) -> Self {
         Self {
             max_commits,
             max_bytes,
-            run: RwLock::default(),
+            run: RwLock::new(Run {
+                commits: VecDeque::new(),
+                bytes: 0,
+                share,
+            }),
         }
     }
 
@@ -60,7 +75,7 @@ impl Tail {
                 .back()
                 .is_some_and(|last| last.seq.next() != commit.seq)
             {
-                *run = Run::default();
+                run.clear();
             }
             run.bytes += weight(commit);
             run.commits.push_back(Arc::clone(commit));
@@ -71,34 +86,33 @@ impl Tail {
             };
             run.bytes -= weight(&oldest);
         }
+        let bytes = run.bytes;
+        run.share.set(bytes);
     }
 
     /// Forgets everything.
     pub(crate) fn invalidate(&self) {
-        *self.run.write() = Run::default();
+        self.run.write().clear();
     }
 }
 
 fn weight(commit: &LoggedCommit) -> usize {
     const OVERHEAD: usize = 128;
-    let changes: usize = commit
+    let changes = commit
         .changes
         .iter()
-        .map(|change| {
-            change.key.row_id.len()
-                + change
-                    .upsert
-                    .as_ref()
-                    .map_or(0, |(_, payload)| payload.len())
-                + OVERHEAD
-        })
-        .sum();
-    changes + commit.client_commit_id.len() + OVERHEAD
+        .map(|change| change.bytes() + OVERHEAD);
+    changes.sum::<usize>() + commit.client_commit_id.len() + OVERHEAD
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Memory;
+
+    fn kept(commits: usize, bytes: usize) -> Tail {
+        Tail::new(commits, bytes, Memory::new(0).share())
+    }
 
     fn commit(seq: i64) -> Arc<LoggedCommit> {
         Arc::new(LoggedCommit {
@@ -117,7 +131,7 @@ mod tests {
 
     #[test]
     fn it_answers_only_windows_that_it_covers_whole() {
-        let tail = Tail::new(100, 1 << 20);
+        let tail = kept(100, 1 << 20);
         tail.append(&[commit(5), commit(6), commit(7)]);
         assert_eq!(seqs(&tail, 4, 7), Some(vec![5, 6, 7]));
         assert_eq!(seqs(&tail, 5, 6), Some(vec![6]));
@@ -133,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_gap_or_an_invalidation_starts_it_afresh() {
-        let tail = Tail::new(100, 1 << 20);
+        let tail = kept(100, 1 << 20);
         tail.append(&[commit(5)]);
         tail.append(&[commit(7)]);
         assert_eq!(seqs(&tail, 4, 7), None);
@@ -144,11 +158,11 @@ mod tests {
 
     #[test]
     fn it_is_bounded_by_commits_and_bytes() {
-        let tail = Tail::new(2, 1 << 20);
+        let tail = kept(2, 1 << 20);
         tail.append(&[commit(1), commit(2), commit(3)]);
         assert_eq!(seqs(&tail, 0, 3), None);
         assert_eq!(seqs(&tail, 1, 3), Some(vec![2, 3]));
-        let tail = Tail::new(100, weight(&commit(1)));
+        let tail = kept(100, weight(&commit(1)));
         tail.append(&[commit(1), commit(2)]);
         assert_eq!(seqs(&tail, 1, 2), Some(vec![2]));
         assert_eq!(seqs(&tail, 0, 2), None);

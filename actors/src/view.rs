@@ -10,6 +10,7 @@ use tidegate_engine::model::{
 use tidegate_store::StoreError;
 
 use crate::access::Access;
+use crate::memory::Share;
 use crate::partition::Partition;
 use crate::row_cache::RowCache;
 
@@ -21,10 +22,10 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    pub fn new(row_cache_bytes: usize) -> Self {
+    pub fn new(row_cache_bytes: usize, share: Share) -> Self {
         Self {
             max: None,
-            rows: RowCache::new(row_cache_bytes),
+            rows: RowCache::new(row_cache_bytes, share),
         }
     }
 }
@@ -157,6 +158,7 @@ impl View {
         for (key, state) in self.rows {
             self.known.rows.put(key, state);
         }
+        self.known.rows.report();
         self.known
     }
 }

@@ -235,6 +235,10 @@ pub struct Partition {
     pub cache_bytes: usize,
     /// Bytes of the commit tail.
     pub tail_bytes: usize,
+    /// Bytes of all row caches and commit tails together.
+    pub process_memory_bytes: usize,
+    /// Batches without a foreign commit before optimism returns.
+    pub quiet_batches: u32,
 }
 
 /// `[segments]`
@@ -343,6 +347,8 @@ impl Default for Config {
                 idle_stop_ms: 60_000,
                 cache_bytes: 8 * MIB,
                 tail_bytes: 4 * MIB,
+                process_memory_bytes: 256 * MIB,
+                quiet_batches: 16,
             },
             segments: Segments {
                 cache_bytes: 128 * MIB,

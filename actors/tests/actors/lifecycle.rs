@@ -31,6 +31,47 @@ async fn an_idle_partition_leaves_memory_and_comes_back() {
 }
 
 #[actix::test]
+async fn all_partitions_together_keep_no_more_than_the_process_may() {
+    let settings = Settings {
+        memory_bytes: 40_000,
+        ..patient()
+    };
+    let world = world_with(settings, PushHooks::default());
+    let title = "t".repeat(1_000);
+    for n in 0..100 {
+        let handle = world.directory.partition(&format!("p{n}").into());
+        let one = commit("k", vec![world.upsert("r", &title, None)]);
+        let answer = handle.push(request("c1", vec![one])).await;
+        assert_eq!(statuses(&answer), [Applied(1)]);
+        // A batch tells what it kept before its callers hear of it.
+        let statistics = world.directory.statistics();
+        assert!(statistics.memory_bytes <= 40_000, "{statistics:?}");
+    }
+    let statistics = world.directory.statistics();
+    assert!(statistics.memory_bytes > 20_000, "{statistics:?}");
+    assert!(statistics.relieved > 50, "{statistics:?}");
+    assert_eq!(statistics.partitions, 100);
+    // One that has forgotten goes on from the database.
+    let first = world.directory.partition(&"p0".into());
+    let next = commit("k2", vec![world.upsert("r", "two", Some(1))]);
+    let answer = first.push(request("c1", vec![next])).await;
+    assert_eq!(statuses(&answer), [Applied(2)]);
+}
+
+#[actix::test]
+async fn a_partition_that_leaves_memory_takes_everything_along() {
+    let settings = Settings {
+        idle_after: Duration::from_millis(20),
+        ..patient()
+    };
+    let world = world_with(settings, PushHooks::default());
+    world.put("k1", "r", "one").await;
+    assert!(world.directory.statistics().memory_bytes > 0);
+    until(|| world.directory.statistics().memory_bytes == 0).await;
+    until(|| world.directory.statistics().partitions == 0).await;
+}
+
+#[actix::test]
 async fn pushes_that_race_with_an_idle_stop_are_never_lost() {
     let settings = Settings {
         idle_after: Duration::from_millis(1),
