@@ -37,7 +37,7 @@ pub(crate) struct Outcome {
 pub(crate) struct Abandoned(Arc<watch::Sender<bool>>);
 
 impl Abandoned {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self(Arc::new(watch::Sender::new(false)))
     }
     pub fn is_set(&self) -> bool {
@@ -48,13 +48,13 @@ impl Abandoned {
         // The sender lives as long as `self`: the wait cannot fail.
         let _ = self.0.subscribe().wait_for(|set| *set).await;
     }
-    fn set(&self) {
+    pub fn set(&self) {
         self.0.send_replace(true);
     }
 }
 
 /// Opens the inbox for the next batch, whatever happened to this one.
-struct Finish(Arc<Partition>);
+pub(crate) struct Finish(pub Arc<Partition>);
 
 impl Drop for Finish {
     fn drop(&mut self) {
@@ -120,12 +120,18 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         // A caller that hung up is not told.
         let _ = reply.send(answer);
     }
+    tell(&partition, &outcome.commits, outcome.moved_elsewhere);
+}
+
+/// Tells the observer what became durable; it may panic without taking the batch along.
+pub(crate) fn tell(partition: &Partition, commits: &[Arc<LoggedCommit>], moved_elsewhere: bool) {
+    let observer = &partition.service.observer;
     let told = catch_unwind(AssertUnwindSafe(|| {
-        if !outcome.commits.is_empty() {
-            service.observer.committed(&partition.id, &outcome.commits);
+        if !commits.is_empty() {
+            observer.committed(&partition.id, commits);
         }
-        if outcome.moved_elsewhere {
-            service.observer.moved_elsewhere(&partition.id);
+        if moved_elsewhere {
+            observer.moved_elsewhere(&partition.id);
         }
     }));
     if told.is_err() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use actix::Arbiter;
 use parking_lot::Mutex;
+use tidegate_engine::backfill::page::BackfillPage;
 use tidegate_engine::model::ClientRecord;
 use tidegate_engine::{ClientId, LogEpoch, PartitionId};
 use tidegate_store::Declared;
@@ -17,7 +18,9 @@ use crate::admission::{Load, Permit};
 use crate::batch;
 use crate::clients::Noted;
 use crate::error::PushError;
-use crate::inbox::{Queued, QueuedPush};
+use crate::inbox::{PageQueued, Queued, QueuedPush};
+use crate::latency::Latencies;
+use crate::page_commit::{Moved, PageOutcome, QueuedPage};
 use crate::partition::Partition;
 use crate::request::{Decisions, PushRequest};
 use crate::service::{Parts, Service};
@@ -206,6 +209,20 @@ impl Directory {
     }
 }
 
+/// Holds back the pushes of a partition; see [`PartitionHandle::quiet`].
+#[derive(Debug)]
+#[must_use = "dropping it lets pushes pass"]
+pub(crate) struct Quiet {
+    partition: Arc<Partition>,
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        self.partition.inbox.end_quiet();
+        self.partition.wake();
+    }
+}
+
 /// Works off a stopping partition's queue, then writes its client records.
 async fn finish(partition: &Arc<Partition>) {
     const PAUSE: Duration = Duration::from_millis(50);
@@ -250,6 +267,7 @@ impl PartitionHandle {
     /// the request is safe after each of them.
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
         let service = &self.partition.service;
+        let admitted = Instant::now();
         let gauges = [
             Arc::clone(&self.current().gauge),
             Arc::clone(&service.gauge),
@@ -280,9 +298,67 @@ impl PartitionHandle {
             }
         }
         // The sender goes away unanswered only when the process ends.
+        let answer = answer
+            .await
+            .unwrap_or_else(|_| Err(PushError::unavailable()));
+        partition.latencies.record(admitted.elapsed());
+        answer
+    }
+
+    /// Commits a page of a backfill (migrations.md rule 5): its rows and its checkpoint's
+    /// advance together, after the pushes that run and in turn with those that wait. A row
+    /// that changed since the page was planned is left out.
+    ///
+    /// Dropping the future cancels nothing.
+    ///
+    /// # Errors
+    /// `sync.constraint_violation` when a row of it can never be written; otherwise as
+    /// [`Self::push`], and repeating the page is safe.
+    pub async fn commit_page(&self, page: BackfillPage) -> Result<PageOutcome, PushError> {
+        self.queue_page(Arc::new(page), Moved::LeaveOut).await
+    }
+
+    /// [`Self::commit_page`], telling what to do about rows that changed.
+    pub(crate) async fn queue_page(
+        &self,
+        page: Arc<BackfillPage>,
+        moved: Moved,
+    ) -> Result<PageOutcome, PushError> {
+        let (reply, answer) = oneshot::channel();
+        let mut queued = QueuedPage { page, moved, reply };
+        let mut partition = self.current();
+        loop {
+            match partition.inbox.queue_page(queued) {
+                PageQueued::Waiting => {
+                    partition.wake();
+                    break;
+                }
+                PageQueued::Gone(back) => {
+                    queued = back;
+                    partition = partition.service.enter(&partition.id);
+                }
+                PageQueued::Stopping => return Err(PushError::unavailable()),
+            }
+        }
         answer
             .await
             .unwrap_or_else(|_| Err(PushError::unavailable()))
+    }
+
+    /// Lets pages pass and holds pushes back until the guard is dropped: the last steps of
+    /// a backfill under steady load. Keep it short.
+    pub(crate) fn quiet(&self) -> Quiet {
+        loop {
+            let partition = self.current();
+            if partition.inbox.begin_quiet() {
+                return Quiet { partition };
+            }
+        }
+    }
+
+    /// How long pushes took lately.
+    pub(crate) fn latencies<T>(&self, read: impl FnOnce(&Latencies) -> T) -> T {
+        read(&self.current().latencies)
     }
 
     /// Binds a new client id to its actor and makes that durable (§1.5), for a request

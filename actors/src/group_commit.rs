@@ -446,7 +446,7 @@ impl GroupCommit {
 }
 
 /// Lets a foreign writer finish before a later attempt; the first two follow at once.
-async fn pause_before(attempt: u32) {
+pub(crate) async fn pause_before(attempt: u32) {
     if attempt > 1 {
         let millis = 1_u64 << attempt.min(6);
         tokio::time::sleep(Duration::from_millis(millis)).await;

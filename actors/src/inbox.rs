@@ -1,4 +1,5 @@
-//! The queue of one partition: what waits, whether a batch runs, whether it may.
+//! The queues of one partition: what waits, whether a batch runs, whether it may. Pushes
+//! and pages of backfills take turns, so that neither starves beside the other.
 //!
 //! It outlives the actor that works it off, so that an actor's end loses no push.
 
@@ -11,6 +12,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::admission::Permit;
 use crate::error::PushError;
+use crate::page_commit::QueuedPage;
 use crate::request::{Decisions, PushRequest};
 use crate::settings::QueueLimit;
 
@@ -35,6 +37,26 @@ pub(crate) enum Queued {
     Stopping,
 }
 
+/// What the queue did with a page.
+#[derive(Debug)]
+pub(crate) enum PageQueued {
+    /// It waits; somebody must wake the actor.
+    Waiting,
+    /// The partition left memory meanwhile: take a fresh one.
+    Gone(QueuedPage),
+    /// The service stops.
+    Stopping,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// A batch of pushes.
+    Pushes(Vec<QueuedPush>),
+    /// A page.
+    Page(QueuedPage),
+}
+
 /// The queue and its gatekeeping.
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -45,6 +67,11 @@ pub(crate) struct Inbox {
 #[derive(Debug)]
 struct State {
     queue: VecDeque<QueuedPush>,
+    pages: VecDeque<QueuedPage>,
+    /// Whether the last work was a page: pushes are next.
+    page_was_last: bool,
+    /// Reasons to let pages pass and no pushes.
+    quiet: usize,
     phase: Phase,
     holds: usize,
     running: bool,
@@ -60,11 +87,20 @@ enum Phase {
     Gone,
 }
 
+impl State {
+    fn has_queued(&self) -> bool {
+        !self.queue.is_empty() || !self.pages.is_empty()
+    }
+}
+
 impl Inbox {
     pub fn new() -> Self {
         Self {
             state: Mutex::new(State {
                 queue: VecDeque::new(),
+                pages: VecDeque::new(),
+                page_was_last: false,
+                quiet: 0,
                 phase: Phase::Open,
                 holds: 0,
                 running: false,
@@ -90,12 +126,34 @@ impl Inbox {
         }
     }
 
-    /// Starts a batch: `None` when one runs, pushes are held, or there is nothing to do.
+    pub fn queue_page(&self, page: QueuedPage) -> PageQueued {
+        let mut state = self.state.lock();
+        match state.phase {
+            Phase::Gone => return PageQueued::Gone(page),
+            Phase::Stopping => return PageQueued::Stopping,
+            Phase::Open => {}
+        }
+        state.last_work = Instant::now();
+        state.pages.push_back(page);
+        PageQueued::Waiting
+    }
+
+    /// Starts a batch or a page: `None` when one runs, they are held, or there is nothing
+    /// to do.
     ///
     /// The caller owes a [`Self::finish`].
-    pub fn start(&self, limit: QueueLimit, held_by_all: &AtomicUsize) -> Option<Vec<QueuedPush>> {
+    pub fn start(&self, limit: QueueLimit, held_by_all: &AtomicUsize) -> Option<Work> {
         let mut state = self.state.lock();
         if state.running || state.holds > 0 || held_by_all.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let pushes_next = state.page_was_last && state.quiet == 0 && !state.queue.is_empty();
+        if !pushes_next && let Some(page) = state.pages.pop_front() {
+            state.running = true;
+            state.page_was_last = true;
+            return Some(Work::Page(page));
+        }
+        if state.quiet > 0 {
             return None;
         }
         let (mut operations, mut bytes) = (0, 0);
@@ -113,7 +171,8 @@ impl Inbox {
             return None;
         }
         state.running = true;
-        Some(batch)
+        state.page_was_last = false;
+        Some(Work::Pushes(batch))
     }
 
     /// Starts a batch without pushes, for client records alone: `false` when one runs.
@@ -131,7 +190,7 @@ impl Inbox {
         state.running = false;
         state.last_work = Instant::now();
         self.idle.notify_waiters();
-        !state.queue.is_empty()
+        state.has_queued()
     }
 
     /// How long nothing has been done here.
@@ -142,7 +201,8 @@ impl Inbox {
     /// Leaves memory if there is nothing at all to do; from then on pushes are sent elsewhere.
     pub fn leave(&self, may_leave: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
-        let idle = state.queue.is_empty() && !state.running && state.holds == 0 && may_leave();
+        let busy = state.running || state.has_queued() || state.holds > 0 || state.quiet > 0;
+        let idle = !busy && may_leave();
         if idle {
             state.phase = Phase::Gone;
         }
@@ -157,7 +217,7 @@ impl Inbox {
     /// Whether an actor has something to do here.
     pub fn has_work(&self) -> bool {
         let state = self.state.lock();
-        state.running || !state.queue.is_empty()
+        state.running || state.has_queued()
     }
 
     /// Pushes that wait.
@@ -174,6 +234,19 @@ impl Inbox {
         state.holds = state.holds.saturating_sub(1);
     }
 
+    /// Lets no push pass until [`Self::end_quiet`]; `false` when the partition left memory.
+    pub fn begin_quiet(&self) -> bool {
+        let mut state = self.state.lock();
+        let here = state.phase != Phase::Gone;
+        state.quiet += usize::from(here);
+        here
+    }
+
+    pub fn end_quiet(&self) {
+        let mut state = self.state.lock();
+        state.quiet = state.quiet.saturating_sub(1);
+    }
+
     /// Refuses new pushes from now on; what waits is finished.
     pub fn stop(&self) {
         let mut state = self.state.lock();
@@ -182,9 +255,11 @@ impl Inbox {
         }
     }
 
-    /// Takes everything that waits.
+    /// Takes every push that waits. Pages are dropped: their workers come back.
     pub fn empty(&self) -> Vec<QueuedPush> {
-        self.state.lock().queue.drain(..).collect()
+        let mut state = self.state.lock();
+        state.pages.clear();
+        state.queue.drain(..).collect()
     }
 
     /// Waits until no batch runs.
@@ -194,7 +269,7 @@ impl Inbox {
 
     /// Waits until no batch runs and nothing waits.
     pub async fn worked_off(&self) {
-        self.wait(|state| !state.running && state.queue.is_empty())
+        self.wait(|state| !state.running && !state.has_queued())
             .await;
     }
 

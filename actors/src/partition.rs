@@ -11,7 +11,9 @@ use crate::admission::Gauge;
 use crate::batch::{self, Known};
 use crate::clients::{Bindings, Ledger};
 use crate::contention::Contention;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, Work};
+use crate::latency::Latencies;
+use crate::page_commit;
 use crate::service::Service;
 use crate::tail::Tail;
 
@@ -26,6 +28,8 @@ pub(crate) struct Partition {
     pub ledger: Ledger,
     pub bindings: Mutex<Bindings>,
     pub gauge: Arc<Gauge>,
+    /// How long pushes took lately.
+    pub latencies: Latencies,
     /// How batches guard against other writers.
     pub contention: Mutex<Contention>,
     known: Mutex<Option<Known>>,
@@ -49,6 +53,7 @@ impl Partition {
             bindings: Mutex::default(),
             contention: Mutex::default(),
             gauge: Arc::new(Gauge::new(settings.partition_queue)),
+            latencies: Latencies::new(),
             known: Mutex::new(None),
             generation: AtomicU64::new(0),
             epoch: Mutex::new(None),
@@ -151,13 +156,21 @@ impl PartitionActor {
     fn work(&mut self, ctx: &mut Context<Self>) {
         let partition = &self.partition;
         let service = &partition.service;
-        if let Some(pushes) = partition
+        let work = partition
             .inbox
-            .start(service.settings.batch, &service.held_by_all)
-        {
-            // The batch takes client records along that are due.
-            self.flush_due = false;
-            tokio::spawn(batch::run(Arc::clone(partition), pushes));
+            .start(service.settings.batch, &service.held_by_all);
+        if let Some(work) = work {
+            let partition = Arc::clone(partition);
+            match work {
+                Work::Pushes(pushes) => {
+                    // The batch takes client records along that are due.
+                    self.flush_due = false;
+                    tokio::spawn(batch::run(partition, pushes));
+                }
+                Work::Page(page) => {
+                    tokio::spawn(page_commit::run(partition, page));
+                }
+            }
         } else if self.flush_due && partition.ledger.has_pending() {
             if partition.inbox.start_flush() {
                 self.flush_due = false;

@@ -17,6 +17,8 @@ pub struct Statistics {
     pub commits: u64,
     /// Batches run.
     pub batches: u64,
+    /// Backfill pages run.
+    pub pages: u64,
     /// Push commits per batch.
     pub mean_batch: f64,
     /// Rows found in memory.
@@ -51,6 +53,7 @@ pub(crate) struct Counters {
     pub pushes: Counter,
     pub commits: Counter,
     pub batches: Counter,
+    pub pages: Counter,
     pub cache_hits: Counter,
     pub cache_misses: Counter,
     pub reads: Counter,
@@ -91,6 +94,7 @@ impl Counters {
             pushes: self.pushes.get(),
             commits: self.commits.get(),
             batches: self.batches.get(),
+            pages: self.pages.get(),
             mean_batch: ratio(self.commits.get(), self.batches.get()),
             cache_hits: hits,
             cache_misses: misses,

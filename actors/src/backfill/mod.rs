@@ -5,12 +5,14 @@
 //! activate. Who may write is decided in the database alone: a run that was superseded
 //! finds out at its next page and stops.
 
-#[allow(dead_code)]
 mod board;
 mod controls;
+mod follow;
 mod handle;
-#[allow(dead_code)]
+mod patience;
+mod planning;
 mod run;
+mod scanning;
 mod supervisor;
 mod watched;
 

@@ -128,7 +128,11 @@ impl Supervisor {
         }
         self.looking = true;
         let env = Arc::clone(&self.env);
-        let look = async move { read_all(&env, None).await };
+        let look = async move {
+            // Its pages pass the gate only while the checkpoint counts as declared here.
+            declared::refresh(&env.directory, &*env.store, &env.projections).await?;
+            read_all(&env, None).await
+        };
         ctx.spawn(look.into_actor(self).map(|look, actor, ctx| {
             actor.looking = false;
             match look {
