@@ -10,7 +10,6 @@ use tidegate_engine::backfill::scan::{Cursor, KeyRange, Place, SCANNING};
 use tokio::task::JoinSet;
 
 use super::WorkerPhase;
-use super::patience::Trouble;
 use super::run::{Ended, Run};
 
 /// Ranges per worker: the last ones to finish should be short.
@@ -150,9 +149,7 @@ impl Run {
         let mut limit = self.env.settings.page_rows.max(1);
         loop {
             let range = cursor.next_page();
-            let page = self
-                .insist(|| async { Ok::<_, Trouble>(self.plan_range(&range, limit).await?) })
-                .await?;
+            let page = self.insist(|| self.plan_range(&range, limit)).await?;
             let mut done = cursor.range().clone();
             if page.more {
                 done.through = page.last.clone();
