@@ -40,7 +40,7 @@ pub(crate) struct Deciding {
 pub(crate) enum Progress {
     /// Everything is decided.
     Done {
-        candidate: Candidate,
+        candidate: Box<Candidate>,
         decisions: Decisions,
     },
     /// It goes on when this is known.
@@ -99,7 +99,7 @@ impl Deciding {
             let decision = reject_constraint(&env, &mut run.candidate, &push, violation.as_ref());
             run.decisions.push(decision);
             Progress::Done {
-                candidate: run.candidate,
+                candidate: Box::new(run.candidate),
                 decisions: run.decisions,
             }
         })
@@ -154,7 +154,7 @@ impl Deciding {
             };
         }
         Progress::Done {
-            candidate: self.candidate,
+            candidate: Box::new(self.candidate),
             decisions: self.decisions,
         }
     }

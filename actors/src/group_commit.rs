@@ -62,6 +62,8 @@ enum Attempt<'s> {
     Moved,
     /// A push failed by itself; the others are to be decided without it.
     WithoutOne,
+    /// Written together they might hide that one of them violates a constraint.
+    Apart,
 }
 
 /// How a part of the batch ended.
@@ -211,6 +213,7 @@ impl GroupCommit {
                     continue;
                 }
                 Attempt::WithoutOne => continue,
+                Attempt::Apart => return Ok(Part::Violated(None)),
             };
             if batch.commits.is_empty() && batch.results.is_empty() {
                 self.accept(&undecided, decisions, None);
@@ -324,6 +327,9 @@ impl GroupCommit {
                 }
             }
         };
+        if undecided.len() > 1 && candidate.may_hide_a_collision() {
+            return Ok(Attempt::Apart);
+        }
         let declared = Arc::clone(&service.declared.read());
         let mut batch = candidate.into_batch(service.schema.version(), declared);
         batch.clients = self.clients(undecided);

@@ -15,3 +15,4 @@ mod processes;
 mod refusal;
 mod replay;
 mod scenario;
+mod unique;

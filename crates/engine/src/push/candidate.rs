@@ -12,6 +12,10 @@ use crate::model::{
     RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
 };
 
+use crate::schema::Schema;
+
+use super::unique::{Before, UniqueEntries};
+
 /// A row as the batch leaves it so far.
 #[derive(Debug, Clone)]
 pub(super) enum Staged {
@@ -74,6 +78,7 @@ pub struct Candidate {
     results: HashMap<ResultKey, ResultLookup>,
     children: HashMap<ChildrenOf, KnownChildren>,
     staged: BTreeMap<RowKey, Staged>,
+    unique: UniqueEntries,
     commits: Vec<Arc<LoggedCommit>>,
     decided: Vec<(ResultKey, Arc<StoredPushResult>)>,
 }
@@ -88,6 +93,7 @@ impl Candidate {
             results: HashMap::new(),
             children: HashMap::new(),
             staged: BTreeMap::new(),
+            unique: UniqueEntries::default(),
             commits: Vec::new(),
             decided: Vec::new(),
         }
@@ -167,6 +173,13 @@ impl Candidate {
     /// Whether there is nothing to write: no commit was decided, at most replayed.
     pub fn is_empty(&self) -> bool {
         self.decided.is_empty()
+    }
+
+    /// Whether the batch may hide a collision on a unique index: one commit took a
+    /// value and a later one gave it up. Written together they would pass an index
+    /// that the first alone might violate, so they are to be written apart.
+    pub fn may_hide_a_collision(&self) -> bool {
+        self.unique.may_hide()
     }
 
     /// What of `wanted` is not known yet.
@@ -261,11 +274,16 @@ impl Candidate {
     /// Takes an accepted commit in.
     pub(super) fn accept(
         &mut self,
+        schema: &Schema,
         key: ResultKey,
-        result: Arc<StoredPushResult>,
-        commit: Arc<LoggedCommit>,
+        (result, commit): (Arc<StoredPushResult>, Arc<LoggedCommit>),
         overlay: BTreeMap<RowKey, Staged>,
     ) {
+        let (staged, rows) = (&self.staged, &self.rows);
+        self.unique.accept(schema, &overlay, |key| {
+            let staged = staged.get(key).map(Before::Staged);
+            staged.or_else(|| rows.get(key).map(Before::Read))
+        });
         self.staged.extend(overlay);
         self.commits.push(commit);
         self.record(key, result);

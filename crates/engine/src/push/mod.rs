@@ -22,6 +22,7 @@ mod row_rules;
 mod rows;
 mod staging;
 mod stored_result;
+mod unique;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -165,7 +166,8 @@ pub fn decide(env: &PushEnv<'_>, candidate: &mut Candidate, push: &PushInput<'_>
                 created_at_ms: env.now_ms,
                 changes,
             });
-            candidate.accept(key, Arc::clone(&result), Arc::clone(&commit), overlay);
+            let accepted = (Arc::clone(&result), Arc::clone(&commit));
+            candidate.accept(env.schema, key, accepted, overlay);
             return Step::Done(Decision::Applied {
                 result,
                 commit,

@@ -14,4 +14,5 @@ mod model;
 mod needs;
 mod references;
 mod replay;
+mod unique;
 mod world;

@@ -68,7 +68,13 @@ const SCHEMA: &str = r#"{"version": 1, "tables": [
     {"name": "project_id", "type": "string", "nullable": false},
     {"name": "card_id", "type": "string", "nullable": true}],
    "indexes": [{"name": "pins_by_card", "columns": ["card_id"]}],
-   "references": [{"column": "card_id", "parentTable": "cards"}]}
+   "references": [{"column": "card_id", "parentTable": "cards"}]},
+  {"name": "slots", "primaryKey": "id", "scopes": ["project:{project_id}"], "columns": [
+    {"name": "id", "type": "string", "nullable": false},
+    {"name": "project_id", "type": "string", "nullable": false},
+    {"name": "place", "type": "integer", "nullable": true},
+    {"name": "label", "type": "string", "nullable": true}],
+   "indexes": [{"name": "slots_by_place", "columns": ["project_id", "place"], "unique": true}]}
 ]}"#;
 
 pub const V1: WireVersion = WireVersion::V1;
