@@ -1,6 +1,8 @@
 //! Who is asking, and what they may see. The two seams that a deployment
 //! replaces, and the development implementation of both.
 
+pub mod grants;
+
 use std::sync::Arc;
 
 use actix_web::http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
@@ -98,7 +100,7 @@ fn refused(message: &'static str) -> SyncError {
 }
 
 /// The token of a `Bearer` credential; the scheme's case does not matter (RFC 9110 §11.1).
-fn bearer(header: &[u8]) -> Option<&str> {
+pub(crate) fn bearer(header: &[u8]) -> Option<&str> {
     let text = std::str::from_utf8(header).ok()?;
     let (scheme, token) = text.split_once(' ')?;
     scheme

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::ctl::CtlArgs;
 use crate::config::Overrides;
 
 /// How a command ends. The numbers are part of the contract.
@@ -25,6 +26,8 @@ pub enum Exit {
     StorageMismatch = 5,
     /// The address cannot be listened on.
     Listen = 6,
+    /// `ctl` cannot reach the control endpoint, or its token is refused.
+    Control = 7,
     /// Shutdown was cut short by its deadline or a second signal.
     Forced = 8,
     /// The Postgres URL is not one.
@@ -62,7 +65,8 @@ Exit codes:
   3  the schema is not valid
   4  the database cannot be used, for a reason without its own number
   5  the database's content does not fit the schema
-  6  cannot listen on the address
+  6  cannot listen on the address, or on that of the control endpoint
+  7  ctl cannot reach the control endpoint, or its token is refused
   8  shutdown was cut short
 Postgres, at the start:
   10  the URL is not valid
@@ -111,6 +115,8 @@ pub enum Command {
         #[arg(long, value_name = "URL")]
         server: Option<String>,
     },
+    /// Operate a running server over its control endpoint
+    Ctl(CtlArgs),
 }
 
 /// `tidegate serve`
@@ -122,6 +128,9 @@ pub struct ServeArgs {
     /// Address to listen on [default: 127.0.0.1:8787]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
+    /// Address of the control endpoint, or off [default: 127.0.0.1:8788]
+    #[arg(long, value_name = "IP:PORT")]
+    pub control_listen: Option<String>,
     /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db].
     /// Everybody on the machine can read flags: give a password in the
     /// environment instead, as TIDEGATE_DATABASE__URL
@@ -133,6 +142,10 @@ pub struct ServeArgs {
     /// Accept development authentication on an address that is not loopback
     #[arg(long)]
     pub insecure_dev_auth: bool,
+    /// Let the control endpoint set the clock and fail the scope resolver: for tests,
+    /// on loopback alone
+    #[arg(long)]
+    pub unsafe_test_clock: bool,
 }
 
 impl ServeArgs {
@@ -140,6 +153,7 @@ impl ServeArgs {
     pub fn overrides(&self) -> Overrides {
         Overrides {
             listen: self.listen.clone(),
+            control_listen: self.control_listen.clone(),
             database: self.database.clone(),
             schema: self.schema.clone(),
             insecure_dev_auth: self.insecure_dev_auth,
@@ -169,6 +183,7 @@ mod tests {
             Exit::Database,
             Exit::StorageMismatch,
             Exit::Listen,
+            Exit::Control,
             Exit::Forced,
             Exit::DatabaseUrl,
             Exit::DatabaseUnreachable,

@@ -7,6 +7,7 @@ pub mod auth;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod control;
 pub mod http;
 mod serve_error;
 pub mod server;

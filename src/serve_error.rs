@@ -19,6 +19,17 @@ pub enum ServeError {
         "development authentication only serves loopback addresses; listening on {0} needs --insecure-dev-auth"
     )]
     InsecureAuth(SocketAddr),
+    /// The control endpoint would be open to a network with a token that nobody chose.
+    #[error(
+        "without control.token the control endpoint only serves loopback addresses; listening on {0} needs control.token (TIDEGATE_CONTROL_TOKEN)"
+    )]
+    ControlWithoutToken(SocketAddr),
+    /// Test hooks would be open to a network.
+    #[error("--unsafe-test-clock only serves loopback addresses, not {0}")]
+    TestHooksExposed(SocketAddr),
+    /// Test hooks without the endpoint that turns them.
+    #[error("--unsafe-test-clock needs the control endpoint, which is off")]
+    TestHooksUnreachable,
     /// The schema file cannot be read.
     #[error("cannot read the schema file {path}: {source}")]
     SchemaUnreadable {
@@ -49,6 +60,17 @@ pub enum ServeError {
     /// No listening.
     #[error("cannot listen on {address}: {source}")]
     Listen {
+        /// Address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// No listening for operators.
+    #[error(
+        "cannot listen on {address} for the control endpoint: {source} (control.listen or --control-listen: another address, port 0, or off)"
+    )]
+    ControlListen {
         /// Address.
         address: SocketAddr,
         /// Why.
@@ -88,7 +110,12 @@ impl ServeError {
     /// The exit code of the process (`tidegate --help` lists them).
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Config(_) | Self::InsecureAuth(_) | Self::SchemaUnreadable { .. } => Exit::Usage,
+            Self::Config(_)
+            | Self::InsecureAuth(_)
+            | Self::ControlWithoutToken(_)
+            | Self::TestHooksExposed(_)
+            | Self::TestHooksUnreachable
+            | Self::SchemaUnreadable { .. } => Exit::Usage,
             Self::InvalidSchema(_) => Exit::InvalidSchema,
             Self::DatabaseFolder { .. } => Exit::Database,
             Self::Storage(error) => match error {
@@ -112,7 +139,7 @@ impl ServeError {
                 ConnectError::NotUtf8 => Exit::DatabaseEncoding,
                 ConnectError::Refused(_) => Exit::Database,
             },
-            Self::Listen { .. } => Exit::Listen,
+            Self::Listen { .. } | Self::ControlListen { .. } => Exit::Listen,
             Self::System { .. } => Exit::Failure,
             Self::Forced(_) => Exit::Forced,
         }

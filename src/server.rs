@@ -19,8 +19,11 @@ use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
 use tidegate_store::{Declared, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
+use crate::auth::grants::Grants;
 use crate::auth::{Authenticate, DevelopmentAuth, Everything, ResolveScopes};
-use crate::config::{Config, DatabaseUrl, Synchronous};
+use crate::config::{Config, DatabaseUrl, ScopeSource, Synchronous};
+use crate::control;
+use crate::control::test_hooks::TestHooks;
 use crate::http;
 use crate::http::health::PhaseCell;
 pub use crate::serve_error::ServeError;
@@ -51,6 +54,8 @@ pub struct Service {
     pub phase: PhaseCell,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    grants: Option<Arc<Grants>>,
+    test_hooks: Option<Arc<TestHooks>>,
     requests: AtomicU64,
 }
 
@@ -64,6 +69,12 @@ pub struct Hooks {
     pub push: Arc<PushHooks>,
     /// Backfills that this process computes, and by that declares.
     pub projections: Vec<Arc<dyn Projection>>,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+    /// The resolver that reads grants, where grants are what counts: told of changes.
+    pub grants: Option<Arc<Grants>>,
+    /// What tests may turn over the control endpoint.
+    pub test_hooks: Option<Arc<TestHooks>>,
 }
 
 impl Hooks {
@@ -74,6 +85,37 @@ impl Hooks {
             scopes: Arc::new(Everything::of(schema)),
             push: Arc::default(),
             projections: Vec::new(),
+            clock: Arc::new(SystemClock),
+            grants: None,
+            test_hooks: None,
+        }
+    }
+
+    /// Development authentication with the scopes that the configuration names.
+    pub fn configured(config: &Config, schema: &Arc<Schema>, store: &Arc<dyn Store>) -> Self {
+        let development = Self::development(schema);
+        match config.auth.scopes {
+            ScopeSource::Everything => development,
+            ScopeSource::Grants => {
+                let grants = Arc::new(Grants::new(Arc::clone(store), Arc::clone(schema)));
+                Self {
+                    scopes: Arc::clone(&grants) as Arc<dyn ResolveScopes>,
+                    grants: Some(grants),
+                    ..development
+                }
+            }
+        }
+    }
+
+    /// The same, with a clock and a resolver that the control endpoint can turn.
+    #[must_use]
+    pub fn under_test(self) -> Self {
+        let hooks = Arc::new(TestHooks::before(self.scopes));
+        Self {
+            scopes: Arc::clone(&hooks.resolver) as Arc<dyn ResolveScopes>,
+            clock: Arc::clone(&hooks.clock) as Arc<dyn Clock>,
+            test_hooks: Some(hooks),
+            ..self
         }
     }
 }
@@ -184,15 +226,36 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-/// Refuses to open development authentication to a network by accident.
+/// Refuses to open development authentication, or a control endpoint without a chosen
+/// token, to a network by accident.
 ///
 /// # Errors
-/// [`ServeError::InsecureAuth`]
+/// [`ServeError::InsecureAuth`], [`ServeError::ControlWithoutToken`]
 pub fn check_exposure(config: &Config) -> Result<(), ServeError> {
-    if config.listen.ip().is_loopback() || config.auth.insecure_dev {
-        Ok(())
-    } else {
-        Err(ServeError::InsecureAuth(config.listen))
+    if !config.listen.ip().is_loopback() && !config.auth.insecure_dev {
+        return Err(ServeError::InsecureAuth(config.listen));
+    }
+    match config.control.listen.address() {
+        Some(address) if config.control.token.get().is_none() && !address.ip().is_loopback() => {
+            Err(ServeError::ControlWithoutToken(address))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses to let tests turn the clock of a server that a network can reach.
+///
+/// # Errors
+/// [`ServeError::TestHooksExposed`], [`ServeError::TestHooksUnreachable`]
+pub fn check_test_hooks(config: &Config) -> Result<(), ServeError> {
+    let control = config.control.listen.address();
+    let control = control.ok_or(ServeError::TestHooksUnreachable)?;
+    match [config.listen, control]
+        .into_iter()
+        .find(|address| !address.ip().is_loopback())
+    {
+        None => Ok(()),
+        Some(address) => Err(ServeError::TestHooksExposed(address)),
     }
 }
 
@@ -202,6 +265,15 @@ pub struct Running {
     service: web::Data<Service>,
     handle: ServerHandle,
     server: JoinHandle<std::io::Result<()>>,
+    control: Option<RunningControl>,
+}
+
+/// A control endpoint that answers.
+struct RunningControl {
+    address: SocketAddr,
+    handle: ServerHandle,
+    server: JoinHandle<std::io::Result<()>>,
+    release: control::Release,
 }
 
 impl Service {
@@ -224,7 +296,7 @@ impl Service {
     }
 
     fn new(config: Config, schema: Arc<Schema>, store: Arc<dyn Store>, hooks: Hooks) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let clock = hooks.clock;
         let parts = Parts {
             store: Arc::clone(&store),
             schema: Arc::clone(&schema),
@@ -253,6 +325,8 @@ impl Service {
             // Different per process start, so that ids of two runs do not collide in one log.
             requests: AtomicU64::new(u64::from(std::process::id()) << 40 | clock_bits(&*clock)),
             clock,
+            grants: hooks.grants,
+            test_hooks: hooks.test_hooks,
         }
     }
 }
@@ -291,9 +365,9 @@ pub async fn prepare(
     store: &Arc<dyn Store>,
     hooks: Hooks,
 ) -> Result<web::Data<Service>, ServeError> {
-    let clock = SystemClock;
+    let now_ms = hooks.clock.now_ms();
     let outcome = store
-        .ensure_schema(Arc::clone(&schema), &[], clock.now_ms())
+        .ensure_schema(Arc::clone(&schema), &[], now_ms)
         .await?;
     match outcome {
         SchemaOutcome::Verified => {
@@ -338,19 +412,72 @@ fn listen(service: web::Data<Service>) -> Result<Running, ServeError> {
             source,
         })?;
     let address = server.addrs().first().copied().unwrap_or(listen);
+    // The last thing that may fail: nothing runs yet.
+    let control = listen_control(&service)?;
     let server = server.run();
     Ok(Running {
         address,
         service,
         handle: server.handle(),
         server: tokio::task::spawn_local(server),
+        control,
     })
+}
+
+fn listen_control(service: &Service) -> Result<Option<RunningControl>, ServeError> {
+    let Some(address) = service.config.control.listen.address() else {
+        return Ok(None);
+    };
+    let generated = match service.config.control.token.get() {
+        Some(_) => None,
+        None => Some(
+            control::generate_token().map_err(|source| ServeError::System {
+                context: "cannot generate a token for the control endpoint",
+                source: std::io::Error::other(source),
+            })?,
+        ),
+    };
+    let token = generated
+        .as_deref()
+        .or_else(|| service.config.control.token.get());
+    let bound = control::bind(
+        address,
+        control::Token::new(token.unwrap_or_default()),
+        control::Parts {
+            store: Arc::clone(&service.store),
+            directory: service.directory.clone(),
+            schema: Arc::clone(&service.schema),
+            clock: Arc::clone(&service.clock),
+            grants: service.grants.clone(),
+            test_hooks: service.test_hooks.clone(),
+        },
+    )
+    .map_err(|source| ServeError::ControlListen { address, source })?;
+    match &generated {
+        Some(token) => tracing::warn!(
+            address = %bound.address,
+            token,
+            "the control endpoint listens; control.token is not set, this token opens it until the server ends"
+        ),
+        None => tracing::info!(address = %bound.address, "the control endpoint listens"),
+    }
+    Ok(Some(RunningControl {
+        address: bound.address,
+        handle: bound.handle,
+        server: tokio::task::spawn_local(bound.server),
+        release: bound.release,
+    }))
 }
 
 impl Running {
     /// The address it really listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The address of the control endpoint, unless it is off.
+    pub fn control_address(&self) -> Option<SocketAddr> {
+        self.control.as_ref().map(|control| control.address)
     }
 
     /// What its requests share.
@@ -360,7 +487,14 @@ impl Running {
 
     /// Waits until the server ends by itself, which only a failure makes it do.
     pub async fn failed(&mut self) -> ServeError {
-        let source = match (&mut self.server).await {
+        let ended = match &mut self.control {
+            None => (&mut self.server).await,
+            Some(control) => tokio::select! {
+                ended = &mut self.server => ended,
+                ended = &mut control.server => ended,
+            },
+        };
+        let source = match ended {
             Ok(Err(error)) => error,
             Ok(Ok(())) => std::io::Error::other("the server ended"),
             Err(error) => std::io::Error::other(error),
@@ -385,6 +519,11 @@ impl Running {
         }
         // A part of the time is kept for what must happen after the last request.
         let for_requests = deadline.left().mul_f32(0.8);
+        if let Some(control) = &self.control {
+            // Pushes that wait for a held partition are requests in flight.
+            control.handle.stop(true).await;
+            control.release.all();
+        }
         let requests_done = tokio::time::timeout(for_requests, self.handle.stop(true))
             .await
             .is_ok();

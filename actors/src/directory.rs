@@ -105,6 +105,7 @@ impl Directory {
     /// The right to change what is declared, after a look at the database.
     pub(crate) async fn declaring(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.service.declaring.lock().await
+    }
 
     /// Forgets what is known of a partition's rows and its tail: for one whose
     /// tables somebody else than its actor changed, as a prune does.

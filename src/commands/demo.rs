@@ -11,7 +11,7 @@ use tidegate_client::{
 
 use super::complain;
 use crate::cli::Exit;
-use crate::config::{Config, Database};
+use crate::config::{Config, Control, ControlListen, Database};
 use crate::server::{self, DEMO_SCHEMA, Hooks, Running, ServeError};
 
 const LIST: &str = "groceries";
@@ -82,6 +82,10 @@ async fn play(server: Option<&str>) -> Result<bool, DemoError> {
 async fn start(folder: &std::path::Path) -> Result<Running, ServeError> {
     let config = Config {
         listen: ([127, 0, 0, 1], 0).into(),
+        control: Control {
+            listen: ControlListen::Off,
+            ..Control::default()
+        },
         database: Database {
             url: format!("sqlite:{}", folder.join("demo.db").display()),
         },

@@ -1,6 +1,7 @@
 //! The subcommands. Each says how it ended; none of them panics.
 
 pub mod check;
+pub mod ctl;
 pub mod demo;
 pub mod inspect;
 pub mod serve;
@@ -16,6 +17,7 @@ pub fn run(cli: Cli) -> Exit {
         Command::Check { schema } => check::run(&schema),
         Command::Inspect { check, files } => inspect::run(&files, check),
         Command::Demo { server } => demo::run(server.as_deref()),
+        Command::Ctl(arguments) => ctl::run(&arguments),
     }
 }
 

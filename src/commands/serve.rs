@@ -1,12 +1,13 @@
 //! `tidegate serve`
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use crate::cli::{Exit, ServeArgs};
 use crate::config::Layers;
-use crate::server::{self, Hooks, Running, ServeError};
+use crate::server::{self, Hooks, ServeError};
 use crate::shutdown::Signals;
 use crate::telemetry;
 
@@ -49,11 +50,27 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
         context: "cannot listen for signals",
         source,
     })?;
+    if arguments.unsafe_test_clock {
+        server::check_test_hooks(&config)?;
+    }
     let exposed = !config.listen.ip().is_loopback();
     let store = server::open_store(&config).await?;
-    let hooks = Hooks::development(&schema);
+    let mut hooks = Hooks::configured(&config, &schema, &store);
+    if arguments.unsafe_test_clock {
+        hooks = hooks.under_test();
+    }
+    let control_is_fixed = config
+        .control
+        .listen
+        .address()
+        .is_none_or(|address| address.port() != 0);
     let mut running = server::start(config, schema, store, hooks).await?;
-    announce(&running)?;
+    announce("listening", running.address())?;
+    if let Some(address) = running.control_address()
+        && !control_is_fixed
+    {
+        announce("control", address)?;
+    }
     if exposed {
         actix_web::rt::spawn(warn_of_exposure());
     }
@@ -79,10 +96,11 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
     }
 }
 
-/// The one line on stdout that scripts wait for.
-fn announce(running: &Running) -> Result<(), ServeError> {
+/// A line on stdout. The first one is what scripts wait for; a second one stands only
+/// where it says what cannot be known otherwise, a control port that was picked.
+fn announce(what: &str, address: SocketAddr) -> Result<(), ServeError> {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "tidegate listening on http://{}", running.address())
+    writeln!(out, "tidegate {what} on http://{address}")
         .and_then(|()| out.flush())
         .map_err(|source| ServeError::System {
             context: "cannot write to stdout",

@@ -10,6 +10,10 @@ use super::{Config, ConfigError};
 /// Variables that begin so belong to test tooling, never to the configuration.
 const TEST_PREFIX: &str = "TIDEGATE_TEST_";
 const PREFIX: &str = "TIDEGATE_";
+/// What the client of the control endpoint reads: where it asks, and with which token.
+/// The token is the server's too, so that one variable serves both.
+const CONTROL_URL_VARIABLE: &str = "TIDEGATE_CONTROL_URL";
+const CONTROL_TOKEN_VARIABLE: &str = "TIDEGATE_CONTROL_TOKEN";
 /// Names the configuration file, where no flag does.
 const FILE_VARIABLE: &str = "TIDEGATE_CONFIG";
 
@@ -18,6 +22,8 @@ const FILE_VARIABLE: &str = "TIDEGATE_CONFIG";
 pub struct Overrides {
     /// `--listen`
     pub listen: Option<String>,
+    /// `--control-listen`
+    pub control_listen: Option<String>,
     /// `--database`
     pub database: Option<String>,
     /// `--schema`
@@ -104,10 +110,14 @@ impl Merged {
         let Some(key) = name.strip_prefix(PREFIX) else {
             return Ok(());
         };
-        if name == FILE_VARIABLE || name.starts_with(TEST_PREFIX) {
+        if [FILE_VARIABLE, CONTROL_URL_VARIABLE].contains(&name) || name.starts_with(TEST_PREFIX) {
             return Ok(());
         }
-        let keys: Vec<String> = key.split("__").map(str::to_lowercase).collect();
+        let keys: Vec<String> = if name == CONTROL_TOKEN_VARIABLE {
+            vec!["control".to_owned(), "token".to_owned()]
+        } else {
+            key.split("__").map(str::to_lowercase).collect()
+        };
         // A variable is text; the default at its key says what it means.
         let value = match lookup(&self.table, &keys) {
             Some(Value::Integer(_)) => text.trim().parse().map(Value::Integer).ok(),
@@ -129,6 +139,10 @@ impl Merged {
         };
         if let Some(listen) = &flags.listen {
             set(&["listen"], listen.clone().into(), "--listen")?;
+        }
+        if let Some(listen) = &flags.control_listen {
+            let listen = listen.clone().into();
+            set(&["control", "listen"], listen, "--control-listen")?;
         }
         if let Some(url) = &flags.database {
             set(&["database", "url"], url.clone().into(), "--database")?;
@@ -283,6 +297,8 @@ mod tests {
                 ("TIDEGATE_DATABASE__URL", "sqlite:env.db"),
                 ("TIDEGATE_SQLITE__READER_THREADS", "9"),
                 ("TIDEGATE_AUTH__INSECURE_DEV", "true"),
+                ("TIDEGATE_CONTROL_TOKEN", "t0ken"),
+                ("TIDEGATE_CONTROL_URL", "http://elsewhere"),
                 ("PATH", "/bin"),
                 ("TIDEGATE_TEST_POSTGRES", "postgres://x"),
             ]),
@@ -299,6 +315,7 @@ mod tests {
         assert_eq!(config.sqlite.synchronous, Synchronous::Normal);
         assert_eq!(config.log.format, LogFormat::Json);
         assert!(config.auth.insecure_dev);
+        assert_eq!(config.control.token.get(), Some("t0ken"));
         assert_eq!(config.limits, Config::default().limits);
     }
 

@@ -1,6 +1,7 @@
 //! What can be configured. `config/default.toml` documents every key; a test
 //! holds it equal to the defaults here.
 
+mod control;
 mod layers;
 
 use std::fmt;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use control::{Control, ControlListen, ControlToken};
 pub use layers::{Layers, Overrides};
 
 /// What the HTTP server takes.
@@ -44,6 +46,8 @@ pub struct Config {
     pub http: Http,
     /// `[auth]`
     pub auth: Auth,
+    /// `[control]`
+    pub control: Control,
     /// `[shutdown]`
     pub shutdown: Shutdown,
     /// `[log]`
@@ -269,6 +273,19 @@ pub struct Http {
 pub struct Auth {
     /// Development authentication beyond loopback.
     pub insecure_dev: bool,
+    /// Who says what an actor may see and write.
+    pub scopes: ScopeSource,
+}
+
+/// Who says what an actor may see and write (§3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ScopeSource {
+    /// Nobody: every actor may do everything.
+    #[serde(rename = "*")]
+    Everything,
+    /// The grants in the database; an actor without one holds nothing.
+    #[serde(rename = "grants")]
+    Grants,
 }
 
 /// `[shutdown]`
@@ -361,7 +378,9 @@ impl Default for Config {
             },
             auth: Auth {
                 insecure_dev: false,
+                scopes: ScopeSource::Everything,
             },
+            control: Control::default(),
             shutdown: Shutdown {
                 deadline_ms: 10_000,
                 drain_ms: 0,

@@ -2,10 +2,15 @@
 
 use super::*;
 use crate::cli::Exit;
+use crate::config::{Control, ControlListen};
 
 fn local(url: &str) -> Config {
     let mut config = Config {
         listen: ([127, 0, 0, 1], 0).into(),
+        control: Control {
+            listen: ControlListen::Off,
+            ..Control::default()
+        },
         ..Config::default()
     };
     url.clone_into(&mut config.database.url);

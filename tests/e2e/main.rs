@@ -4,12 +4,14 @@
 
 mod budget;
 mod conflict;
+mod control;
 mod convergence;
 mod crash;
 mod hostile;
 mod migration;
 mod operation;
 mod outage;
+mod panel;
 mod process;
 mod processes;
 mod refusal;

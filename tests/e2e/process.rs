@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate_test_postgres::Database;
 
+/// Opens the control endpoint of every server here.
+pub const CONTROL_TOKEN: &str = "e2e-control-token";
+
 /// How long a process may take to start, stop or reach a condition.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -87,21 +90,31 @@ impl Site {
 
     /// Starts a server and waits until it says where it listens.
     pub fn start(&self, args: &[&str]) -> Server {
-        let log = File::options()
+        self.start_logging_to(args, self.log_file())
+    }
+
+    /// The same, with a control endpoint that makes its own token.
+    pub fn start_without_token(&self, args: &[&str]) -> Server {
+        let mut command = self.command(args);
+        command.env_remove("TIDEGATE_CONTROL_TOKEN");
+        self.spawn(command, self.log_file())
+    }
+
+    fn log_file(&self) -> File {
+        File::options()
             .create(true)
             .append(true)
-            .open(self.path("server.log"));
-        self.start_logging_to(args, log.unwrap())
+            .open(self.path("server.log"))
+            .unwrap()
     }
 
     /// The same with a log of the test's choice.
     pub fn start_logging_to(&self, args: &[&str], log: File) -> Server {
-        let mut child = self
-            .command(args)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
+        self.spawn(self.command(args), log)
+    }
+
+    fn spawn(&self, mut command: Command, log: File) -> Server {
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -113,6 +126,7 @@ impl Site {
             url: url.to_owned(),
             child,
             stdout,
+            control: None,
         }
     }
 
@@ -122,7 +136,9 @@ impl Site {
         command
             .arg("serve")
             .args(["--listen", "127.0.0.1:0"])
+            .args(["--control-listen", "127.0.0.1:0"])
             .args(args)
+            .env("TIDEGATE_CONTROL_TOKEN", CONTROL_TOKEN)
             // As a password should be given.
             .env("TIDEGATE_DATABASE__URL", &self.url)
             // Many servers share one Postgres here.
@@ -143,6 +159,7 @@ pub struct Server {
     pub url: String,
     child: Child,
     stdout: BufReader<std::process::ChildStdout>,
+    control: Option<String>,
 }
 
 impl Server {
@@ -166,7 +183,19 @@ impl Server {
         assert!(status.success());
     }
 
-    /// Waits for the exit; also checks that standard output held one line only.
+    /// Where the control endpoint is: what the second line on standard output says.
+    pub fn control(&mut self) -> String {
+        if self.control.is_none() {
+            let mut line = String::new();
+            self.stdout.read_line(&mut line).unwrap();
+            let url = line.trim_end().strip_prefix("tidegate control on ");
+            self.control = Some(url.unwrap().to_owned());
+        }
+        self.control.clone().unwrap()
+    }
+
+    /// Waits for the exit; also checks that standard output held no more than the
+    /// lines that say where the server is.
     pub fn wait(mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
@@ -178,7 +207,15 @@ impl Server {
         };
         let mut rest = String::new();
         std::io::Read::read_to_string(&mut self.stdout, &mut rest).unwrap();
-        assert_eq!(rest, "", "standard output is for the one line");
+        if self.control.is_none()
+            && let Some(line) = rest.strip_prefix("tidegate control on http://127.0.0.1:")
+        {
+            rest = line
+                .trim_start_matches(|c: char| c.is_ascii_digit())
+                .to_owned();
+            assert_eq!(rest.pop(), Some('\n'));
+        }
+        assert_eq!(rest, "", "standard output is for the addresses");
         status
     }
 

@@ -13,6 +13,7 @@ pub mod keys;
 pub mod model;
 pub mod pull;
 pub mod push;
+pub mod retention;
 pub mod round;
 pub mod schema;
 pub mod scopes;

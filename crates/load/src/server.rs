@@ -50,6 +50,8 @@ impl ServerProcess {
         command
             .args(args)
             .env("TIDEGATE_LISTEN", "127.0.0.1:0")
+            // Nobody operates it, and its port may be taken.
+            .env("TIDEGATE_CONTROL__LISTEN", "off")
             .env("TIDEGATE_DATABASE__URL", database)
             .envs(environment.iter().cloned())
             .stdin(Stdio::null())

@@ -31,7 +31,7 @@ pub use encode::{
     EncodeError, RequestEncoder, ResponseEncoder, encode_request, encode_request_frame,
     encode_response, encode_response_frame,
 };
-pub use error::{DecodeError, ErrorCode, SyncError};
+pub use error::{Action, Category, DecodeError, ErrorCode, SyncError};
 pub use frame::{Envelope, MessageKind};
 pub use inspect::{Kind, ReencodeError, reencode, render_bytes};
 pub use json::is_valid_json;

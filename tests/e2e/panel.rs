@@ -1,0 +1,118 @@
+//! An operator before the control endpoint of a server.
+
+use std::process::{Command, Output, Stdio};
+
+use reqwest::Method;
+use serde_json::Value as Json;
+
+use crate::process::{CONTROL_TOKEN, Server, repository};
+
+/// Speaks to one control endpoint.
+pub struct Panel {
+    pub url: String,
+    client: reqwest::Client,
+}
+
+/// An answer: status and body.
+pub type Reply = (u16, Json);
+
+impl Panel {
+    pub fn of(server: &mut Server) -> Self {
+        Self {
+            url: server.control(),
+            client: reqwest::Client::new(),
+        }
+    }
+
+    /// A request with headers and a body of the caller's choice.
+    pub async fn raw(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<reqwest::Body>,
+    ) -> Reply {
+        let url = format!("{}/control/v1{path}", self.url);
+        let mut request = self.client.request(method, url).body(body);
+        for &(name, value) in headers {
+            request = request.header(name, value);
+        }
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        assert_eq!(response.headers()["content-type"], "application/json");
+        assert_eq!(response.headers()["cache-control"], "no-store");
+        let body = response.bytes().await.unwrap();
+        (status, serde_json::from_slice(&body).unwrap())
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Option<Json>) -> Reply {
+        let token = format!("Bearer {CONTROL_TOKEN}");
+        let mut headers = vec![("authorization", token.as_str())];
+        let body = body.map(|body| body.to_string());
+        if body.is_some() {
+            headers.push(("content-type", "application/json"));
+        }
+        self.raw(method, path, &headers, body.unwrap_or_default())
+            .await
+    }
+
+    pub async fn get(&self, path: &str) -> Reply {
+        self.send(Method::GET, path, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: Json) -> Reply {
+        self.send(Method::POST, path, Some(body)).await
+    }
+
+    pub async fn put(&self, path: &str, body: Json) -> Reply {
+        self.send(Method::PUT, path, Some(body)).await
+    }
+
+    /// The body of an answer that must be a success.
+    #[track_caller]
+    pub fn ok((status, body): Reply) -> Json {
+        assert_eq!(status, 200, "{body}");
+        body
+    }
+
+    /// Runs `tidegate ctl` against it.
+    pub fn ctl(&self, args: &[&str]) -> Output {
+        ctl(&self.url, Some(CONTROL_TOKEN), args)
+    }
+
+    /// What `tidegate ctl` prints when it succeeds.
+    #[track_caller]
+    pub fn ctl_text(&self, args: &[&str]) -> String {
+        let output = self.ctl(args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{errors}");
+        assert_eq!(errors, "");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// Runs `tidegate ctl`.
+pub fn ctl(url: &str, token: Option<&str>, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command
+        .arg("ctl")
+        .args(args)
+        .env("TIDEGATE_CONTROL_URL", url)
+        .env_remove("TIDEGATE_CONTROL_TOKEN")
+        .current_dir(repository(""))
+        .stdin(Stdio::null());
+    if let Some(token) = token {
+        command.env("TIDEGATE_CONTROL_TOKEN", token);
+    }
+    command.output().unwrap()
+}
+
+/// Status and code of a refusal, which must have the wire's shape.
+#[track_caller]
+pub fn refusal((status, body): &Reply) -> (u16, &str) {
+    for member in ["code", "category", "recommendedAction", "message"] {
+        assert!(body[member].is_string(), "{status} {body}");
+    }
+    assert!(body["retryable"].is_boolean(), "{body}");
+    (*status, body["code"].as_str().unwrap())
+}
