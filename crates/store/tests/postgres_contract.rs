@@ -14,3 +14,6 @@ mod reopen {
 mod sql {
     tidegate_store::contract_tests!(sql, crate::Postgres::new);
 }
+mod backfills {
+    tidegate_store::contract_tests!(backfills, crate::Postgres::new);
+}

@@ -14,7 +14,7 @@ use tidegate_engine::push::encode_push_result;
 
 use super::accepted;
 use super::connection::Param;
-use super::core_schema::CALL_GATE;
+use super::core_schema::{CALL_ADVANCE, CALL_GATE};
 use super::plan::Plan;
 use crate::stored::{blob_ids, encode_scopes, encode_subscriptions};
 
@@ -177,10 +177,28 @@ pub(super) fn gate(batch: &CommitBatch) -> Step<'_> {
     }
 }
 
+/// The advance of a backfill page: it fails, and the batch with it, when the page's
+/// owner was superseded.
+fn advance(batch: &CommitBatch) -> Option<Step<'_>> {
+    let page = batch.advance.as_ref()?;
+    Some(Step {
+        sql: CALL_ADVANCE,
+        params: vec![
+            Box::new(batch.partition.as_str()),
+            Box::new(&*page.name),
+            Box::new(page.to.owner_epoch.0),
+            Box::new(page.to.watermark.0),
+            Box::new(page.to.observed_rows),
+            Box::new(page.now_ms),
+        ],
+    })
+}
+
 /// Everything but the gate and the puts' own rows, deletes before what may
 /// need their place.
 pub(super) fn steps<'a>(plan: &'a Plan, batch: &'a CommitBatch) -> Vec<Step<'a>> {
     let mut steps = Vec::new();
+    steps.extend(advance(batch));
     commits(plan, batch, &mut steps);
     deletes(plan, batch, &mut steps);
     indexes(plan, batch, &mut steps);

@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS sync_changes(
   PRIMARY KEY(partition, commit_seq, idx)
 );
 CREATE INDEX IF NOT EXISTS sync_changes_by_table ON sync_changes(partition, commit_seq, tbl, idx);
+CREATE INDEX IF NOT EXISTS tidegate_changes_by_source ON sync_changes(partition, tbl, commit_seq);
 CREATE TABLE IF NOT EXISTS sync_change_scopes(
   partition TEXT NOT NULL, tbl TEXT NOT NULL, var TEXT NOT NULL,
   value TEXT NOT NULL, commit_seq BIGINT NOT NULL,
@@ -103,6 +104,11 @@ CREATE TABLE IF NOT EXISTS tidegate_layouts(
   schema_version INTEGER NOT NULL, partition TEXT NOT NULL, head_seq BIGINT NOT NULL,
   PRIMARY KEY(partition, schema_version)
 );
+CREATE TABLE IF NOT EXISTS tidegate_backfills(
+  partition TEXT NOT NULL, name TEXT NOT NULL, paused BOOLEAN NOT NULL, workers INTEGER NOT NULL,
+  pace JSONB, last_error TEXT, updated_at_ms BIGINT NOT NULL,
+  PRIMARY KEY(partition, name)
+);
 "#;
 
 /// Columns that databases of older programs lack.
@@ -122,6 +128,7 @@ pub(super) enum Refusal {
     SchemaChanged,
     CheckpointPending,
     Fenced,
+    Superseded,
 }
 
 impl Refusal {
@@ -132,6 +139,7 @@ impl Refusal {
             "TG002" => Self::SchemaChanged,
             "TG003" => Self::CheckpointPending,
             "TG004" => Self::Fenced,
+            "TG005" => Self::Superseded,
             _ => return None,
         })
     }
@@ -194,6 +202,31 @@ BEGIN
       SELECT 1 FROM sync_writer_fence AS f
       WHERE f.partition = in_partition AND f.required_writer_version > in_version) THEN
     RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
+  END IF;
+END";
+
+/// Calls the advance of a backfill page: partition, name, owner's epoch, watermark,
+/// rows observed, now.
+pub(super) const CALL_ADVANCE: &str = "SELECT tidegate_advance_checkpoint($1::text, $2::text, $3::bigint, $4::bigint, $5::bigint, $6::bigint)";
+
+const ADVANCE_DECLARATION: &str = "tidegate_advance_checkpoint(in_partition text, in_name text, in_epoch bigint, \
+ in_watermark bigint, in_observed bigint, in_now bigint)";
+const ADVANCE_SIGNATURE: &str =
+    "tidegate_advance_checkpoint(text, text, bigint, bigint, bigint, bigint)";
+
+/// Advances a checkpoint in its page's transaction (docs/migrations.md rule 5). A
+/// superseded owner is an error here: nothing of its batch may commit.
+const ADVANCE_BODY: &str = r"
+BEGIN
+  IF current_setting('tidegate.tx', true) IS DISTINCT FROM '1' THEN
+    RAISE EXCEPTION 'a page was advanced outside its transaction' USING ERRCODE = 'TG000';
+  END IF;
+  UPDATE sync_backfill_checkpoints AS c
+    SET watermark = in_watermark, observed_rows = in_observed, updated_at_ms = in_now
+    WHERE c.partition = in_partition AND c.name = in_name
+      AND c.state = 'backfilling' AND c.owner_epoch = in_epoch;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'the owner of the checkpoint was superseded' USING ERRCODE = 'TG005';
   END IF;
 END";
 
@@ -288,6 +321,7 @@ async fn missing(client: &Client) -> Result<Vec<String>, StoreError> {
     }
     for (signature, named, returns, body) in [
         (GATE_SIGNATURE, GATE_DECLARATION, "void", GATE_BODY),
+        (ADVANCE_SIGNATURE, ADVANCE_DECLARATION, "void", ADVANCE_BODY),
         (FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY),
     ] {
         let known = client

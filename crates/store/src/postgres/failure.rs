@@ -80,6 +80,7 @@ pub(super) fn commit_error(plan: &Plan, context: &'static str, error: Error) -> 
                 None => store_error(context, error).into(),
             },
             Refusal::Fenced => CommitError::FenceRejected,
+            Refusal::Superseded => CommitError::Superseded,
             Refusal::OutsideTransaction => store_error(context, error).into(),
         };
     }

@@ -5,6 +5,7 @@
 mod accepted;
 mod batch;
 mod catalog;
+mod checkpoints;
 mod commit;
 mod connection;
 mod core_schema;
@@ -19,6 +20,7 @@ mod plan;
 mod query_plans;
 mod read;
 mod snapshot;
+mod source_rows;
 mod tls;
 mod window;
 
@@ -38,8 +40,8 @@ pub use options::{ConnectError, PostgresOptions};
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::{
-    CheckpointStore, Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble,
-    Pruned, SchemaOutcome, Snapshot, Store, Touch,
+    Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
+    SchemaOutcome, Snapshot, Store, Touch,
 };
 use commit::Transaction;
 use connection::{Lease, LogFailures, Manager, Session};
@@ -245,7 +247,6 @@ impl AsyncWork<Pruned> for Prune {
     }
 }
 
-impl CheckpointStore for PostgresStore {}
 impl OperatorStore for PostgresStore {}
 
 #[async_trait]

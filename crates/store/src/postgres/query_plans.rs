@@ -14,7 +14,7 @@ use super::commit::{self, Transaction};
 use super::plan::{Children, Plan};
 use super::read::{BOUNDS, HEAD, PREAMBLE, RESULTS, TOMBSTONES};
 use super::window::{scan_sql, window_sql};
-use super::{PostgresOptions, PostgresStore, maintain};
+use super::{PostgresOptions, PostgresStore, checkpoints, maintain, source_rows};
 use crate::Store as _;
 use crate::contract::fixture::{NOTES, SECRETS, TASKS, batch, compile, document, note, put};
 use crate::error::{CommitError, StoreError};
@@ -172,6 +172,70 @@ async fn no_statement_of_a_request_scans_a_growing_table() {
     .await;
     assert!(plan.contains("row_id >"), "{plan}");
     let _ = SECRETS;
+}
+
+#[tokio::test]
+async fn no_statement_of_a_backfill_scans_a_growing_table() {
+    let (_database, _store, client) = database().await;
+    client.batch_execute(FILL).await.unwrap();
+    // A source that changes often, and one whose changes are far between.
+    client
+        .batch_execute(
+            r#"INSERT INTO sync_changes SELECT 'p1', n * 5000, 1, 'projects', 'r'||n, 1, 1, '{}', 'x'
+                 FROM generate_series(1, 4) n;
+               INSERT INTO sync_push_results SELECT 'p1', '["backfill","x"]', '["scan",'||n, '{}'
+                 FROM generate_series(1, 500) n;
+               INSERT INTO sync_push_results SELECT 'p1', 'd'||n, 'c', '{}' FROM generate_series(1, 20000) n;
+               ANALYZE"#,
+        )
+        .await
+        .unwrap();
+    let of_log = [
+        (
+            checkpoints::COVERAGE.to_owned(),
+            "'p1', ARRAY['notes','projects','tasks'], 19000".to_owned(),
+        ),
+        (
+            source_rows::CHANGED.to_owned(),
+            "'p1', ARRAY['projects','tasks'], 100, 19000, 501".to_owned(),
+        ),
+    ];
+    let of_rows = [
+        (false, false, ""),
+        (true, false, ", 'r5'"),
+        (false, true, ", 'r9'"),
+        (true, true, ", 'r5', 'r9'"),
+    ]
+    .map(|(after, through, bounds)| {
+        let sql = source_rows::range_sql("notes", after, through);
+        (sql, format!("'p1', 100{bounds}"))
+    });
+    let pages = (
+        checkpoints::PAGES.to_owned(),
+        r#"'p1', '["backfill","x"]'"#.to_owned(),
+    );
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        client
+            .batch_execute(&format!("SET plan_cache_mode = {mode}"))
+            .await
+            .unwrap();
+        for (sql, arguments) in &of_log {
+            let plan = explain(&client, sql, arguments).await;
+            assert!(
+                plan.contains("tidegate_changes_by_source"),
+                "{mode}: {plan}"
+            );
+            assert!(!plan.contains("Seq Scan"), "{mode}: {plan}");
+        }
+        for (sql, arguments) in &of_rows {
+            let plan = explain(&client, sql, arguments).await;
+            // Its order is the index's: a page costs a page.
+            assert!(plan.contains("notes_pkey"), "{mode}: {sql}\n{plan}");
+            assert!(!plan.contains("Sort"), "{mode}: {sql}\n{plan}");
+        }
+        let plan = explain(&client, &pages.0, &pages.1).await;
+        assert!(!plan.contains("Seq Scan"), "{mode}: {plan}");
+    }
 }
 
 #[tokio::test]

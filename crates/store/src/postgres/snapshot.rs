@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use tidegate_engine::model::LogBounds;
+use tidegate_engine::model::{LogBounds, RowKey, StoredRow};
 use tidegate_engine::{CommitSeq, PartitionId};
 use tokio_postgres::Row;
 
@@ -14,10 +14,12 @@ use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::Plan;
 use super::read::{BOUNDS, view};
-use super::window;
+use super::{source_rows, window};
 use crate::error::StoreError;
 use crate::preamble::View;
-use crate::{RowPage, ScanQuery, Snapshot, Window, WindowQuery};
+use crate::{
+    ChangedRows, ChangedRowsQuery, RangeQuery, RowPage, ScanQuery, Snapshot, Window, WindowQuery,
+};
 
 const CONTEXT: &str = "opening a snapshot";
 const BEGIN: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
@@ -82,6 +84,24 @@ impl Snapshot for PostgresSnapshot {
     async fn scan_rows(&mut self, query: ScanQuery) -> Result<RowPage, StoreError> {
         let session = self.lease.as_mut().ok_or(StoreError::Closed)?;
         window::scan_rows(session, &self.plan, self.partition.as_str(), &query).await
+    }
+
+    async fn read_range(&mut self, query: RangeQuery) -> Result<RowPage, StoreError> {
+        let session = self.lease.as_mut().ok_or(StoreError::Closed)?;
+        source_rows::range(session, &self.plan, self.partition.as_str(), &query).await
+    }
+
+    async fn read_rows(&mut self, keys: &[RowKey]) -> Result<Vec<(RowKey, StoredRow)>, StoreError> {
+        let session = self.lease.as_mut().ok_or(StoreError::Closed)?;
+        source_rows::rows(session, &self.plan, self.partition.as_str(), keys).await
+    }
+
+    async fn read_changed_rows(
+        &mut self,
+        query: ChangedRowsQuery,
+    ) -> Result<ChangedRows, StoreError> {
+        let session = self.lease.as_mut().ok_or(StoreError::Closed)?;
+        source_rows::changed(session, &self.plan, self.partition.as_str(), &query).await
     }
 }
 

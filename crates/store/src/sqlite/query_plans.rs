@@ -13,7 +13,7 @@ use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq};
 
 use super::plan::Plan;
-use super::{commit, maintain, migrate, options, read, window};
+use super::{checkpoints, commit, maintain, migrate, options, read, source_rows, window};
 use crate::contract::fixture::*;
 use crate::sqlite::SqliteOptions;
 use crate::{ScanQuery, WindowQuery};
@@ -132,6 +132,46 @@ fn read_everything(connection: &Connection, plan: &Plan, schema: &Schema) {
     };
     let rows = window::scan_rows(connection, plan, "p", &rows).unwrap();
     assert_eq!(rows.rows.len(), 1);
+}
+
+#[test]
+fn no_statement_of_a_backfill_scans_a_growing_table() {
+    let scratch = options::Scratch::create().unwrap();
+    let mut connection =
+        options::open_writer(&scratch.database(), &SqliteOptions::memory()).unwrap();
+    let schema = compile(&document());
+    let plan = Plan::new(schema);
+    migrate::ensure(&mut connection, &plan, &[], 1).unwrap();
+    let by_source = [checkpoints::COVERAGE, source_rows::CHANGED];
+    for sql in by_source {
+        let steps = explain(&connection, sql).join("\n");
+        assert!(
+            steps.contains("tidegate_changes_by_source (partition=? AND tbl=? AND commit_seq>?"),
+            "{steps}"
+        );
+    }
+    let mut statements: Vec<String> = by_source.map(str::to_owned).into();
+    statements.push(checkpoints::PAGES.to_owned());
+    for (after, through) in [(false, false), (true, false), (false, true), (true, true)] {
+        statements.push(source_rows::range_statement("notes", after, through));
+    }
+    for sql in &statements {
+        for step in explain(&connection, sql) {
+            // What `source` and its subquery list are the names of the sources.
+            let sources = step.starts_with("SCAN source VIRTUAL TABLE");
+            assert!(sources || !offence(&step), "{step}\nin {sql}");
+            assert!(!step.contains("TEMP B-TREE"), "{step}\nin {sql}");
+        }
+    }
+    // These read a partition's index entries by their nature, and none of its rows.
+    for sql in [
+        checkpoints::count_statement("notes"),
+        checkpoints::row_ids_statement("notes"),
+    ] {
+        let steps = explain(&connection, &sql).join("\n");
+        assert!(steps.contains("COVERING INDEX"), "{steps}");
+        assert!(!steps.contains("TEMP B-TREE"), "{steps}");
+    }
 }
 
 #[test]
