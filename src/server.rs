@@ -2,33 +2,36 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use actix_web::dev::ServerHandle;
+use actix_web::dev::{Server, ServerHandle};
 use actix_web::{App, HttpServer, web};
+use tidegate_actors::backfill::{BackfillParts, BackfillSettings, Backfills};
 use tidegate_actors::{
-    Clock, Directory, NoObserver, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
+    Clock, Coordinator, CoordinatorParts, CoordinatorSettings, Directory, MigrationPhase,
+    NoObserver, NoWatch, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
 };
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
-use tidegate_store::{Declared, SchemaOutcome, Store, StoreError};
+use tidegate_store::{Declaration, Declared, Partitions, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
 use crate::auth::{Authenticate, DevelopmentAuth, Everything, ResolveScopes};
 use crate::config::{Config, DatabaseUrl, ScopeSource, Synchronous};
-use crate::control;
 use crate::control::test_hooks::TestHooks;
 use crate::http;
 use crate::http::health::PhaseCell;
 pub use crate::serve_error::ServeError;
 use crate::shutdown::Deadline;
 use crate::sync::segments::SegmentCache;
+pub use exposure::{check_exposure, check_test_hooks};
+use operations::RunningControl;
 
 /// The schema served when none is configured.
 pub const DEMO_SCHEMA: &str = include_str!("../config/schemas/demo.json");
@@ -54,6 +57,10 @@ pub struct Service {
     pub phase: PhaseCell,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    coordinator: Coordinator,
+    /// Empty until the database is prepared.
+    backfills: Arc<OnceLock<Backfills>>,
+    projections: Vec<Arc<dyn Projection>>,
     grants: Option<Arc<Grants>>,
     test_hooks: Option<Arc<TestHooks>>,
     requests: AtomicU64,
@@ -226,39 +233,6 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
-/// Refuses to open development authentication, or a control endpoint without a chosen
-/// token, to a network by accident.
-///
-/// # Errors
-/// [`ServeError::InsecureAuth`], [`ServeError::ControlWithoutToken`]
-pub fn check_exposure(config: &Config) -> Result<(), ServeError> {
-    if !config.listen.ip().is_loopback() && !config.auth.insecure_dev {
-        return Err(ServeError::InsecureAuth(config.listen));
-    }
-    match config.control.listen.address() {
-        Some(address) if config.control.token.get().is_none() && !address.ip().is_loopback() => {
-            Err(ServeError::ControlWithoutToken(address))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Refuses to let tests turn the clock of a server that a network can reach.
-///
-/// # Errors
-/// [`ServeError::TestHooksExposed`], [`ServeError::TestHooksUnreachable`]
-pub fn check_test_hooks(config: &Config) -> Result<(), ServeError> {
-    let control = config.control.listen.address();
-    let control = control.ok_or(ServeError::TestHooksUnreachable)?;
-    match [config.listen, control]
-        .into_iter()
-        .find(|address| !address.ip().is_loopback())
-    {
-        None => Ok(()),
-        Some(address) => Err(ServeError::TestHooksExposed(address)),
-    }
-}
-
 /// A server that answers.
 pub struct Running {
     address: SocketAddr,
@@ -266,14 +240,6 @@ pub struct Running {
     handle: ServerHandle,
     server: JoinHandle<std::io::Result<()>>,
     control: Option<RunningControl>,
-}
-
-/// A control endpoint that answers.
-struct RunningControl {
-    address: SocketAddr,
-    handle: ServerHandle,
-    server: JoinHandle<std::io::Result<()>>,
-    release: control::Release,
 }
 
 impl Service {
@@ -295,6 +261,47 @@ impl Service {
         &self.store
     }
 
+    /// Where the process stands to the database's schema.
+    pub fn migration_phase(&self) -> MigrationPhase {
+        self.coordinator.status().phase
+    }
+
+    /// Brings the database to the schema.
+    async fn ensure(&self) -> Result<(), ServeError> {
+        let schema_version = self.schema.version().0;
+        match self.coordinator.ensure().await? {
+            SchemaOutcome::Verified => {
+                tracing::info!(schema_version, "the database fits the schema");
+            }
+            SchemaOutcome::Migrated { from } => tracing::info!(
+                from = from.map_or(0, |version| version.0),
+                schema_version,
+                "the database was migrated"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Starts the workers of backfills; the database must be prepared.
+    fn begin_backfills(&self) {
+        let parts = BackfillParts {
+            directory: self.directory.clone(),
+            store: Arc::clone(&self.store),
+            schema: Arc::clone(&self.schema),
+            projections: self.projections.clone(),
+            clock: Arc::clone(&self.clock),
+        };
+        self.backfills
+            .get_or_init(|| Backfills::start(parts, BackfillSettings::default()));
+    }
+
+    /// Ends the workers, which write through the partitions.
+    async fn end_backfills(&self, deadline: Duration) {
+        if let Some(backfills) = self.backfills.get() {
+            backfills.stop(deadline).await;
+        }
+    }
+
     fn new(config: Config, schema: Arc<Schema>, store: Arc<dyn Store>, hooks: Hooks) -> Self {
         let clock = hooks.clock;
         let parts = Parts {
@@ -313,8 +320,22 @@ impl Service {
                 Arc::clone(&store),
                 directory.clone(),
                 schema.version(),
-                hooks.projections,
+                hooks.projections.clone(),
             ),
+            coordinator: Coordinator::start(
+                CoordinatorParts {
+                    directory: directory.clone(),
+                    store: Arc::clone(&store),
+                    schema: Arc::clone(&schema),
+                    declarations: declarations(&hooks.projections),
+                    projections: hooks.projections.clone(),
+                    clock: Arc::clone(&clock),
+                    watch: Arc::new(NoWatch),
+                },
+                CoordinatorSettings::default(),
+            ),
+            backfills: Arc::default(),
+            projections: hooks.projections,
             config,
             schema,
             store,
@@ -335,6 +356,18 @@ fn clock_bits(clock: &dyn Clock) -> u64 {
     (clock.now_ms().unsigned_abs() & 0xff_ffff) << 16
 }
 
+/// What a process declares that has these projections: each in every partition.
+fn declarations(projections: &[Arc<dyn Projection>]) -> Vec<Declaration> {
+    projections
+        .iter()
+        .map(|projection| Declaration {
+            partitions: Partitions::Every,
+            name: projection.name().to_owned(),
+            schema_version: projection.schema_version(),
+        })
+        .collect()
+}
+
 /// Prepares the database and starts serving `config.listen`. Runs inside an actix system.
 ///
 /// # Errors
@@ -345,17 +378,42 @@ pub async fn start(
     store: Arc<dyn Store>,
     hooks: Hooks,
 ) -> Result<Running, ServeError> {
-    let started = match prepare(config, schema, &store, hooks).await {
-        Ok(service) => listen(service),
+    let service = web::Data::new(Service::new(config, schema, Arc::clone(&store), hooks));
+    // Before the database is prepared: a long migration can be watched.
+    let started = match RunningControl::start(&service) {
         Err(error) => Err(error),
+        Ok(control) => match begin(&service).await {
+            Ok((address, server)) => Ok(Running {
+                address,
+                handle: server.handle(),
+                server: tokio::task::spawn_local(server),
+                service: service.clone(),
+                control,
+            }),
+            Err(error) => {
+                if let Some(control) = control {
+                    control.stop().await;
+                }
+                Err(error)
+            }
+        },
     };
     if started.is_err() {
+        service.end_backfills(Duration::ZERO).await;
+        service.directory.shutdown(Duration::ZERO).await;
         store.close().await;
     }
     started
 }
 
-/// Brings the database to the schema and starts the partition actors, without listening.
+async fn begin(service: &web::Data<Service>) -> Result<(SocketAddr, Server), ServeError> {
+    service.ensure().await?;
+    service.begin_backfills();
+    listen(service)
+}
+
+/// Brings the database to the schema and starts the partition actors, without listening
+/// and without working on backfills.
 ///
 /// # Errors
 /// [`ServeError::Storage`]
@@ -365,32 +423,12 @@ pub async fn prepare(
     store: &Arc<dyn Store>,
     hooks: Hooks,
 ) -> Result<web::Data<Service>, ServeError> {
-    let now_ms = hooks.clock.now_ms();
-    let outcome = store
-        .ensure_schema(Arc::clone(&schema), &[], now_ms)
-        .await?;
-    match outcome {
-        SchemaOutcome::Verified => {
-            tracing::info!(
-                schema_version = schema.version().0,
-                "the database fits the schema"
-            );
-        }
-        SchemaOutcome::Migrated { from } => tracing::info!(
-            from = from.map_or(0, |version| version.0),
-            schema_version = schema.version().0,
-            "the database was migrated"
-        ),
-    }
-    Ok(web::Data::new(Service::new(
-        config,
-        schema,
-        Arc::clone(store),
-        hooks,
-    )))
+    let service = web::Data::new(Service::new(config, schema, Arc::clone(store), hooks));
+    service.ensure().await?;
+    Ok(service)
 }
 
-fn listen(service: web::Data<Service>) -> Result<Running, ServeError> {
+fn listen(service: &web::Data<Service>) -> Result<(SocketAddr, Server), ServeError> {
     let config = &service.config;
     let listen = config.listen;
     let workers = config.worker_threads();
@@ -412,61 +450,7 @@ fn listen(service: web::Data<Service>) -> Result<Running, ServeError> {
             source,
         })?;
     let address = server.addrs().first().copied().unwrap_or(listen);
-    // The last thing that may fail: nothing runs yet.
-    let control = listen_control(&service)?;
-    let server = server.run();
-    Ok(Running {
-        address,
-        service,
-        handle: server.handle(),
-        server: tokio::task::spawn_local(server),
-        control,
-    })
-}
-
-fn listen_control(service: &Service) -> Result<Option<RunningControl>, ServeError> {
-    let Some(address) = service.config.control.listen.address() else {
-        return Ok(None);
-    };
-    let generated = match service.config.control.token.get() {
-        Some(_) => None,
-        None => Some(
-            control::generate_token().map_err(|source| ServeError::System {
-                context: "cannot generate a token for the control endpoint",
-                source: std::io::Error::other(source),
-            })?,
-        ),
-    };
-    let token = generated
-        .as_deref()
-        .or_else(|| service.config.control.token.get());
-    let bound = control::bind(
-        address,
-        control::Token::new(token.unwrap_or_default()),
-        control::Parts {
-            store: Arc::clone(&service.store),
-            directory: service.directory.clone(),
-            schema: Arc::clone(&service.schema),
-            clock: Arc::clone(&service.clock),
-            grants: service.grants.clone(),
-            test_hooks: service.test_hooks.clone(),
-        },
-    )
-    .map_err(|source| ServeError::ControlListen { address, source })?;
-    match &generated {
-        Some(token) => tracing::warn!(
-            address = %bound.address,
-            token,
-            "the control endpoint listens; control.token is not set, this token opens it until the server ends"
-        ),
-        None => tracing::info!(address = %bound.address, "the control endpoint listens"),
-    }
-    Ok(Some(RunningControl {
-        address: bound.address,
-        handle: bound.handle,
-        server: tokio::task::spawn_local(bound.server),
-        release: bound.release,
-    }))
+    Ok((address, server.run()))
 }
 
 impl Running {
@@ -520,13 +504,13 @@ impl Running {
         // A part of the time is kept for what must happen after the last request.
         let for_requests = deadline.left().mul_f32(0.8);
         if let Some(control) = &self.control {
-            // Pushes that wait for a held partition are requests in flight.
-            control.handle.stop(true).await;
-            control.release.all();
+            control.stop().await;
         }
-        let requests_done = tokio::time::timeout(for_requests, self.handle.stop(true))
-            .await
-            .is_ok();
+        let (requests_done, ()) = tokio::join!(
+            tokio::time::timeout(for_requests, self.handle.stop(true)),
+            self.service.end_backfills(for_requests),
+        );
+        let requests_done = requests_done.is_ok();
         if !requests_done {
             self.handle.stop(false).await;
         }
@@ -544,6 +528,9 @@ impl Running {
         Ok(())
     }
 }
+
+mod exposure;
+mod operations;
 
 #[cfg(test)]
 mod tests;

@@ -57,10 +57,12 @@ macro_rules! codes {
 codes! {
     UnknownPartition = "control.unknown_partition", NotFound, false, FixRequest, 404, "there is no such partition";
     UnknownTable = "control.unknown_table", NotFound, false, FixRequest, 404, "the schema has no such table";
+    UnknownCheckpoint = "control.unknown_checkpoint", NotFound, false, FixRequest, 404, "the partition has no such checkpoint";
     NoGrant = "control.no_grant", NotFound, false, FixRequest, 404, "the actor has no grant in this partition";
     InvalidValue = "control.invalid_value", InvalidRequest, false, FixRequest, 422, "a value is out of its range";
     BodyTooLarge = "control.body_too_large", InvalidRequest, false, FixRequest, 413, "the request body is too large";
     Busy = "control.busy", Conflict, true, RetryLater, 409, "something else is going on in the partition";
+    ProjectionNotLoaded = "control.projection_not_loaded", Conflict, false, FixRequest, 409, "this server has not loaded that backfill";
     VersionTaken = "control.version_taken", Conflict, false, FixRequest, 409, "the name belongs to a checkpoint of another schema version";
     MigrationRefused = "control.migration_refused", Conflict, false, FixRequest, 409, "the schema change is not allowed";
     BadDeclaration = "control.bad_declaration", InvalidRequest, false, FixRequest, 422, "the declaration cannot stand";
@@ -71,6 +73,7 @@ codes! {
     PhysicalLayoutMismatch = "sync.storage.physical_layout_mismatch", Conflict, false, InspectServer, 409, "a table in the database differs from its storage layout";
     CheckpointUnsupported = "sync.storage.checkpoint_unsupported", Internal, false, InspectServer, 501, "the database cannot fence writers";
     Unsupported = "control.unsupported", Internal, false, InspectServer, 501, "the database does not support this";
+    NotReady = "control.not_ready", Internal, true, RetryLater, 503, "the database is still being prepared";
     Stopping = "control.stopping", Internal, true, RetryLater, 503, "the server is stopping";
 }
 
@@ -132,6 +135,15 @@ impl ControlError {
     pub(crate) fn with_status(mut self, status: u16) -> Self {
         self.0.status = status;
         self
+    }
+
+    /// The database is away, which the log knows already.
+    pub(crate) fn unavailable() -> Self {
+        Self::from(SyncError::new(
+            ErrorCode::InternalError,
+            "the server could not complete the request",
+        ))
+        .with_status(503)
     }
 
     /// A failure of ours; `cause` is for the log.
@@ -213,7 +225,8 @@ impl From<StoreError> for ControlError {
                 })
                 .into()
             }
-            StoreError::Unavailable(_) | StoreError::Closed | StoreError::NotPrepared => {
+            StoreError::NotPrepared => ControlCode::NotReady.into(),
+            StoreError::Unavailable(_) | StoreError::Closed => {
                 Self::internal(&error).with_status(503)
             }
             StoreError::Failed { .. } | StoreError::Corrupt { .. } => Self::internal(&error),

@@ -6,12 +6,14 @@
 //! cancels nothing: the actor carries the command to its end.
 
 mod auth;
+mod checkpoints;
 mod errors;
 mod grants;
 mod holds;
 mod input;
 mod listener;
 mod maintenance;
+mod migration;
 mod openapi;
 mod partitions;
 mod routes;
@@ -31,11 +33,12 @@ pub(crate) fn documented_routes() -> Vec<(String, String)> {
 }
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use actix::{Actor, Addr, Context, Handler, Message, ResponseFuture};
 use actix_web::web::{Data, Json};
-use tidegate_actors::{Clock, Directory};
+use tidegate_actors::backfill::Backfills;
+use tidegate_actors::{Clock, Coordinator, Directory};
 use tidegate_engine::PartitionId;
 use tidegate_engine::schema::Schema;
 use tidegate_store::Store;
@@ -60,6 +63,10 @@ pub struct Parts {
     pub schema: Arc<Schema>,
     /// Time.
     pub clock: Arc<dyn Clock>,
+    /// How the database stands to the schema.
+    pub coordinator: Coordinator,
+    /// The workers of backfills; empty until the database is prepared.
+    pub backfills: Arc<OnceLock<Backfills>>,
     /// The resolver that reads grants, where grants are what counts.
     pub grants: Option<Arc<Grants>>,
     /// What tests may turn; `None` outside of them.

@@ -6,7 +6,7 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Content, Ref, ResponseBuilder, SecurityRequirement};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use super::{grants, maintenance, partitions, rows, test_hooks};
+use super::{checkpoints, grants, maintenance, migration, partitions, rows, test_hooks};
 
 /// An error, in the shape of the wire's (§10.1).
 #[derive(Debug, Serialize, ToSchema)]
@@ -82,6 +82,18 @@ impl Modify for Shared {
         partitions::resume_partition,
         partitions::read_fence,
         partitions::raise_fence,
+        migration::read_migration,
+        migration::plan_migration,
+        checkpoints::list_checkpoints,
+        checkpoints::declare_checkpoint,
+        checkpoints::start_checkpoint,
+        checkpoints::pause_checkpoint,
+        checkpoints::resume_checkpoint,
+        checkpoints::activate_checkpoint,
+        checkpoints::force_claim_checkpoint,
+        checkpoints::abort_checkpoint,
+        checkpoints::set_workers,
+        checkpoints::set_pace,
         maintenance::rotate_epoch,
         maintenance::prune_partition,
         grants::read_grant,

@@ -3,7 +3,9 @@
 use actix_web::http::Method;
 use actix_web::{Route, web};
 
-use super::{errors, grants, maintenance, openapi, partitions, rows, test_hooks};
+use super::{
+    checkpoints, errors, grants, maintenance, migration, openapi, partitions, rows, test_hooks,
+};
 
 /// Where the document of all routes is.
 pub(crate) const DOCUMENT: &str = "/control/v1/openapi.json";
@@ -31,6 +33,53 @@ macro_rules! method {
 pub(crate) fn all(test_hooks: bool) -> Vec<Resource> {
     let mut routes = vec![
         at(DOCUMENT, [method!(get, GET, openapi::document)]),
+        at(
+            "/control/v1/migration",
+            [method!(get, GET, migration::read_migration)],
+        ),
+        at(
+            "/control/v1/migration/dry-run",
+            [method!(post, POST, migration::plan_migration)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints",
+            [
+                method!(get, GET, checkpoints::list_checkpoints),
+                method!(post, POST, checkpoints::declare_checkpoint),
+            ],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/start",
+            [method!(post, POST, checkpoints::start_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/pause",
+            [method!(post, POST, checkpoints::pause_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/resume",
+            [method!(post, POST, checkpoints::resume_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/activate",
+            [method!(post, POST, checkpoints::activate_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/force-claim",
+            [method!(post, POST, checkpoints::force_claim_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/abort",
+            [method!(post, POST, checkpoints::abort_checkpoint)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/workers",
+            [method!(put, PUT, checkpoints::set_workers)],
+        ),
+        at(
+            "/control/v1/partitions/{p}/checkpoints/{name}/pace",
+            [method!(put, PUT, checkpoints::set_pace)],
+        ),
         at(
             "/control/v1/partitions",
             [method!(get, GET, partitions::list_partitions)],

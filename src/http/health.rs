@@ -6,6 +6,7 @@ use std::time::Duration;
 use actix_web::http::header::{CACHE_CONTROL, HeaderValue};
 use actix_web::{HttpResponse, web};
 use serde_json::json;
+use tidegate_actors::MigrationPhase;
 
 use crate::server::Service;
 
@@ -51,6 +52,10 @@ pub async fn healthz() -> HttpResponse {
 pub async fn readyz(service: web::Data<Service>) -> HttpResponse {
     let phase = match service.phase.get() {
         Phase::Draining => "draining",
+        // Another process migrated past this one: nothing is served any more.
+        Phase::Serving if service.migration_phase() == MigrationPhase::Newer => {
+            MigrationPhase::Newer.as_str()
+        }
         Phase::Serving => match tokio::time::timeout(PROBE_TIMEOUT, service.ping()).await {
             Ok(Ok(())) => "serving",
             Ok(Err(error)) => {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{CtlCommand, GrantsCommand, PageArgs};
+use super::{CheckpointArgs, CtlCommand, GrantsCommand, PageArgs};
 
 /// A request of the control endpoint, and how its answer is shown.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,8 @@ pub enum Show {
     Object,
     /// A table.
     List(List),
+    /// The plan of a migration.
+    Plan,
     /// As it is.
     Json,
 }
@@ -70,6 +72,25 @@ const CLIENTS: Show = table(
         "updated_at_ms",
     ],
 );
+const CHECKPOINTS: Show = table(
+    "checkpoints",
+    &[
+        "name",
+        "schema_version",
+        "state",
+        "phase",
+        "rows_done",
+        "rows_total",
+        "rows_per_second",
+        "left_ms",
+        "workers_running",
+        "workers_wanted",
+        "watermark_seq",
+        "owner_epoch",
+        "owned_here",
+        "last_error",
+    ],
+);
 const ROWS: Show = Show::List(List {
     member: "rows",
     columns: &["row_id", "version", "scopes"],
@@ -87,6 +108,20 @@ pub fn scope(text: &str) -> Result<(String, Vec<String>), String> {
             values.split(',').map(str::to_owned).collect(),
         )),
         _ => Err("expected VARIABLE=VALUE[,VALUE…]".to_owned()),
+    }
+}
+
+/// Milliseconds, or `none`.
+///
+/// # Errors
+/// What is expected.
+pub fn milliseconds_or_none(text: &str) -> Result<f64, String> {
+    match text {
+        "none" => Ok(f64::INFINITY),
+        _ => match text.parse::<f64>() {
+            Ok(value) if value.is_finite() => Ok(value),
+            _ => Err("expected milliseconds, or none".to_owned()),
+        },
     }
 }
 
@@ -173,6 +208,42 @@ impl Call {
                 let rest = format!("/rows/{}{}", encode(table), paged(page));
                 Self::get(of(partition, &rest), ROWS)
             }
+            C::Migration { dry_run: false } => {
+                Self::get("/control/v1/migration".to_owned(), Show::Object)
+            }
+            C::Migration { dry_run: true } => Self {
+                show: Show::Plan,
+                ..Self::post("/control/v1/migration/dry-run".to_owned(), json!({}))
+            },
+            C::Checkpoints { partition } => Self::get(of(partition, "/checkpoints"), CHECKPOINTS),
+            C::Declare(CheckpointArgs { partition, name }) => {
+                Self::post(of(partition, "/checkpoints"), json!({"name": name}))
+            }
+            C::Start(which) => Self::act(which, "POST", "start", json!({})),
+            C::Pause(which) => Self::act(which, "POST", "pause", json!({})),
+            C::Resume(which) => Self::act(which, "POST", "resume", json!({})),
+            C::Activate(which) => Self::act(which, "POST", "activate", json!({})),
+            C::ForceClaim(which) => Self::act(which, "POST", "force-claim", json!({})),
+            C::Abort(which) => Self::act(which, "POST", "abort", json!({})),
+            C::Workers { checkpoint, count } => {
+                Self::act(checkpoint, "PUT", "workers", json!({"count": count}))
+            }
+            C::Pace {
+                checkpoint,
+                rows_per_second,
+                burst_rows,
+                push_p99_target_ms,
+                least_share,
+            } => {
+                let body = given([
+                    ("rows_per_second", rows_per_second.map(Json::from)),
+                    ("burst_rows", burst_rows.map(Json::from)),
+                    // Infinite, for none, is null in JSON.
+                    ("push_p99_target_ms", push_p99_target_ms.map(Json::from)),
+                    ("least_share", least_share.map(Json::from)),
+                ]);
+                Self::act(checkpoint, "PUT", "pace", body)
+            }
             C::Fence { partition } => Self::get(of(partition, "/fence"), Show::Object),
             C::RaiseFence {
                 partition,
@@ -219,6 +290,17 @@ impl Call {
                 json!({"mode": mode}),
             ),
             C::Openapi => Self::get("/control/v1/openapi.json".to_owned(), Show::Json),
+        }
+    }
+
+    fn act(which: &CheckpointArgs, method: &'static str, action: &str, body: Json) -> Self {
+        let (partition, name) = (encode(&which.partition), encode(&which.name));
+        Self {
+            method,
+            ..Self::post(
+                format!("/control/v1/partitions/{partition}/checkpoints/{name}/{action}"),
+                body,
+            )
         }
     }
 
@@ -280,6 +362,18 @@ mod tests {
         "partition p",
         "clients p",
         "rows p todos",
+        "migration",
+        "migration --dry-run",
+        "checkpoints p",
+        "declare p n",
+        "start p n",
+        "pause p n",
+        "resume p n",
+        "activate p n",
+        "force-claim p n",
+        "abort p n",
+        "workers p n 4",
+        "pace p n --least-share 1",
         "fence p",
         "raise-fence p 3",
         "rotate-epoch p",
@@ -339,6 +433,15 @@ mod tests {
             call("grants put p ada --scope a=1,2 --scope b=* --scope a=3").body,
             Some(json!({"scopes": {"a": ["1", "2", "3"], "b": ["*"]}}))
         );
+        assert_eq!(call("workers p n 4").body, Some(json!({"count": 4})));
+        assert_eq!(
+            call("pace p n --push-p99-target-ms none").body,
+            Some(json!({"push_p99_target_ms": null}))
+        );
+        assert_eq!(
+            call("pace p n --push-p99-target-ms 5 --burst-rows 7").body,
+            Some(json!({"burst_rows": 7.0, "push_p99_target_ms": 5.0}))
+        );
         assert_eq!(
             call("clock --advance-ms 5").body,
             Some(json!({"advance_ms": 5}))
@@ -349,6 +452,8 @@ mod tests {
     fn nonsense_is_refused_before_anything_is_asked() {
         for line in [
             "clock",
+            "pace p n",
+            "pace p n --push-p99-target-ms soon",
             "clock --set-ms 1 --advance-ms 1",
             "resolver sometimes",
             "grants put p ada",

@@ -53,6 +53,15 @@ pub struct PageArgs {
     pub limit: Option<usize>,
 }
 
+/// Which checkpoint.
+#[derive(Debug, Clone, Args)]
+pub struct CheckpointArgs {
+    /// Partition
+    pub partition: String,
+    /// Checkpoint
+    pub name: String,
+}
+
 /// What to do with grants.
 #[derive(Debug, Clone, Subcommand)]
 pub enum GrantsCommand {
@@ -109,6 +118,58 @@ pub enum CtlCommand {
         /// Page
         #[command(flatten)]
         page: PageArgs,
+    },
+    /// Show how the database stands to the schema, or what a migration would do
+    Migration {
+        /// What a migration to the running schema would do now; changes nothing
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// List the backfill checkpoints of a partition
+    Checkpoints {
+        /// Partition
+        partition: String,
+    },
+    /// Declare a checkpoint of a loaded backfill and raise the writer fence
+    Declare(CheckpointArgs),
+    /// Take up a checkpoint that was paused, aborted or failed
+    Start(CheckpointArgs),
+    /// Pause a checkpoint in every process, durably
+    Pause(CheckpointArgs),
+    /// End a pause
+    Resume(CheckpointArgs),
+    /// Activate a checkpoint, if it is complete; exits 1 if it is not
+    Activate(CheckpointArgs),
+    /// Claim a checkpoint whoever owns it, and work on
+    ForceClaim(CheckpointArgs),
+    /// Stop the workers of this server at once; the checkpoint stays claimable
+    Abort(CheckpointArgs),
+    /// Set how many workers scan
+    Workers {
+        /// Which
+        #[command(flatten)]
+        checkpoint: CheckpointArgs,
+        /// 1 to 64; to have none, pause
+        count: u32,
+    },
+    /// Set how fast a checkpoint may write; what is left out stays
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+    Pace {
+        /// Which
+        #[command(flatten)]
+        checkpoint: CheckpointArgs,
+        /// Rows per second at most
+        #[arg(long, value_name = "N", group = "change")]
+        rows_per_second: Option<f64>,
+        /// Rows that may be written at once after an idle time
+        #[arg(long, value_name = "N", group = "change")]
+        burst_rows: Option<f64>,
+        /// Wanted 99th percentile of the latency of pushes, milliseconds, or none
+        #[arg(long, value_name = "MS", group = "change", value_parser = call::milliseconds_or_none)]
+        push_p99_target_ms: Option<f64>,
+        /// The share of the rate that is kept however slow pushes are, 0.001 to 1
+        #[arg(long, value_name = "SHARE", group = "change")]
+        least_share: Option<f64>,
     },
     /// Show the writer fence of a partition
     Fence {
@@ -201,10 +262,18 @@ pub fn run(arguments: &CtlArgs) -> Exit {
                 Show::Json => format!("{answer:#}\n"),
                 Show::Object => table::object(&answer),
                 Show::List(list) => table::list(&answer, list),
+                Show::Plan => table::plan(&answer),
             };
             let mut out = std::io::stdout().lock();
             match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-                Ok(()) => Exit::Success,
+                Ok(())
+                    if answer["outcome"]
+                        .as_str()
+                        .is_none_or(|said| said == "activated") =>
+                {
+                    Exit::Success
+                }
+                Ok(()) => Exit::Failure,
                 Err(error) => {
                     super::complain(&format_args!("cannot write to stdout: {error}"));
                     Exit::Failure

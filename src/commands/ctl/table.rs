@@ -53,6 +53,35 @@ pub fn list(answer: &Json, list: List) -> String {
     text
 }
 
+/// What a migration would do.
+pub fn plan(answer: &Json) -> String {
+    const TABLES: List = List {
+        member: "tables",
+        columns: &["table", "change", "rows_to_rewrite"],
+        spread: None,
+    };
+    const DECLARATIONS: List = List {
+        member: "declarations",
+        columns: &["partition", "checkpoint"],
+        spread: None,
+    };
+    let from = cell("from_schema_version", &answer["from_schema_version"]);
+    let to = cell("to_schema_version", &answer["to_schema_version"]);
+    let lines = |member: &str| -> String {
+        let none = Vec::new();
+        let items = answer[member].as_array().unwrap_or(&none);
+        let line = |item: &Json| format!("  {}\n", cell(member, item));
+        items.iter().map(line).collect()
+    };
+    format!(
+        "schema version {from} to {to}\n\n{}\n{}\nstatements\n{}locks\n{}",
+        list(answer, TABLES),
+        list(answer, DECLARATIONS),
+        lines("ddl"),
+        lines("locks"),
+    )
+}
+
 fn aligned(heads: &[String], rows: &[Vec<(String, bool)>]) -> String {
     let widths: Vec<usize> = heads
         .iter()
@@ -103,6 +132,11 @@ fn cell(name: &str, value: &Json) -> String {
         Json::String(text) => printable(text),
         Json::Bool(true) => "yes".to_owned(),
         Json::Bool(false) => "no".to_owned(),
+        // Three digits after the point are enough for people.
+        Json::Number(number) if number.is_f64() => {
+            let rounded = (number.as_f64().unwrap_or_default() * 1_000.0).round() / 1_000.0;
+            rounded.to_string()
+        }
         Json::Number(number) if name.ends_with("_at_ms") || name == "now_ms" => {
             number.as_i64().map_or_else(|| number.to_string(), utc)
         }

@@ -1,0 +1,528 @@
+//! Backfill checkpoints and the workers that carry them out.
+
+use actix_web::web::Path;
+use serde::{Deserialize, Deserializer, Serialize};
+use tidegate_actors::backfill::{
+    Activated, BackfillError, Backfills, CheckpointKey, CheckpointStatus, MAX_WORKERS,
+};
+use tidegate_engine::PartitionId;
+use tidegate_engine::backfill::pacing::Pace;
+use utoipa::ToSchema;
+
+use super::errors::{ControlCode, invalid};
+use super::input::{Body, name, partition};
+use super::partitions::Nothing;
+use super::{Answer, Command, ControlError, OperatorData, Station, ask};
+
+impl From<BackfillError> for ControlError {
+    fn from(error: BackfillError) -> Self {
+        use serde_json::json;
+        match error {
+            BackfillError::NotDeclared => ControlCode::CheckpointNotDeclared.into(),
+            BackfillError::FenceMissing => ControlCode::CheckpointFenceMissing.into(),
+            BackfillError::ProjectionNotLoaded => ControlCode::ProjectionNotLoaded.into(),
+            BackfillError::VersionTaken { name, existing } => ControlCode::VersionTaken
+                .with(json!({"checkpoint": name, "schema_version": existing.0})),
+            BackfillError::Unsupported => ControlCode::CheckpointUnsupported.into(),
+            BackfillError::Stopping => ControlCode::Stopping.into(),
+            // The supervisor has logged the cause.
+            BackfillError::Unavailable => Self::unavailable(),
+        }
+    }
+}
+
+/// How fast a backfill may write.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PaceView {
+    /// Rows per second at most.
+    rows_per_second: f64,
+    /// Rows that may be written at once after an idle time.
+    burst_rows: f64,
+    /// Wanted 99th percentile of the latency of pushes, milliseconds; null = do not yield.
+    push_p99_target_ms: Option<f64>,
+    /// The share of the rate that is kept however slow pushes are, above 0 to 1.
+    least_share: f64,
+}
+
+impl From<Pace> for PaceView {
+    fn from(pace: Pace) -> Self {
+        Self {
+            rows_per_second: pace.rows_per_second,
+            burst_rows: pace.burst_rows,
+            push_p99_target_ms: pace.push_p99_target_ms,
+            least_share: pace.least_share,
+        }
+    }
+}
+
+/// A checkpoint, as it is stored and as this server works on it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckpointView {
+    partition: String,
+    name: String,
+    schema_version: i32,
+    /// declared, backfilling or activated.
+    state: &'static str,
+    /// idle, scanning, catching_up, activating, paused, failed, superseded or activated:
+    /// what goes on in this server.
+    phase: &'static str,
+    /// Source commits that it is computed through; 0 during the first scan.
+    watermark_seq: i64,
+    /// Source rows seen by the scan.
+    observed_rows: i64,
+    /// Of the scan, while it runs here.
+    rows_done: Option<u64>,
+    rows_total: Option<u64>,
+    /// Over the last half minute.
+    rows_per_second: Option<f64>,
+    /// Milliseconds left at that rate.
+    left_ms: Option<u64>,
+    workers_wanted: u32,
+    workers_running: u32,
+    /// Claims so far; the last claimer alone may write.
+    owner_epoch: i64,
+    /// Whether this server holds the claim.
+    owned_here: bool,
+    /// Whether this server can compute it.
+    projection_loaded: bool,
+    pace: PaceView,
+    /// Share of the rate in force after yielding to pushes, 0 to 1.
+    rate_share: f64,
+    /// Why the last worker stopped, or what the running one waits for.
+    last_error: Option<String>,
+    updated_at_ms: i64,
+}
+
+impl From<CheckpointStatus> for CheckpointView {
+    fn from(status: CheckpointStatus) -> Self {
+        let row = status.checkpoint;
+        let progress = status.progress;
+        Self {
+            partition: row.partition.to_string(),
+            name: row.name.to_string(),
+            schema_version: row.schema_version.0,
+            state: row.state.as_str(),
+            phase: status.phase.as_str(),
+            watermark_seq: row.watermark.0,
+            observed_rows: row.observed_rows,
+            rows_done: progress.map(|progress| progress.rows_done),
+            rows_total: progress.map(|progress| progress.rows_total),
+            rows_per_second: progress.map(|progress| progress.rows_per_second),
+            left_ms: progress.and_then(|progress| progress.left_ms),
+            workers_wanted: status.workers_wanted,
+            workers_running: status.workers_running,
+            owner_epoch: row.owner_epoch.0,
+            owned_here: status.owned_here,
+            projection_loaded: status.projection_loaded,
+            pace: status.pace.into(),
+            rate_share: status.rate_share,
+            last_error: status.last_error,
+            updated_at_ms: row.updated_at_ms,
+        }
+    }
+}
+
+impl Station {
+    fn backfills(&self) -> Result<&Backfills, ControlError> {
+        self.parts
+            .backfills
+            .get()
+            .ok_or_else(|| ControlCode::NotReady.into())
+    }
+
+    /// The supervisor, for a checkpoint that exists.
+    async fn checkpoint(&self, key: &CheckpointKey) -> Result<&Backfills, ControlError> {
+        let backfills = self.backfills()?;
+        self.known(&key.partition).await?;
+        let found = self
+            .parts
+            .store
+            .read_checkpoint(&key.partition, &key.name)
+            .await?;
+        match found {
+            Some(_) => Ok(backfills),
+            None => Err(ControlCode::UnknownCheckpoint.into()),
+        }
+    }
+}
+
+fn key(path: Path<(String, String)>) -> Result<CheckpointKey, ControlError> {
+    let (p, checkpoint) = path.into_inner();
+    Ok(CheckpointKey {
+        partition: partition(p)?,
+        name: name("checkpoint", checkpoint)?.into(),
+    })
+}
+
+/// The checkpoints of a partition, by name.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct CheckpointList {
+    checkpoints: Vec<CheckpointView>,
+}
+
+#[derive(Debug)]
+struct ListCheckpoints(PartitionId);
+
+impl Command for ListCheckpoints {
+    const NAME: &'static str = "list checkpoints";
+    const CHANGES: bool = false;
+    type Answer = CheckpointList;
+
+    async fn run(self, station: &Station) -> Result<CheckpointList, ControlError> {
+        let backfills = station.backfills()?;
+        station.known(&self.0).await?;
+        let found = backfills.list(Some(self.0)).await?;
+        Ok(CheckpointList {
+            checkpoints: found.into_iter().map(CheckpointView::from).collect(),
+        })
+    }
+}
+
+/// The checkpoints of a partition
+#[utoipa::path(get, path = "/control/v1/partitions/{p}/checkpoints",
+    params(("p" = String, Path, description = "Partition")),
+    responses((status = 200, body = CheckpointList)))]
+pub(crate) async fn list_checkpoints(
+    operator: OperatorData,
+    path: Path<String>,
+) -> Answer<CheckpointList> {
+    ask(&operator, ListCheckpoints(partition(path.into_inner())?)).await
+}
+
+/// What to declare.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DeclareBody {
+    /// A backfill that this server has loaded.
+    name: String,
+}
+
+#[derive(Debug)]
+struct Declare {
+    partition: PartitionId,
+    name: String,
+}
+
+impl Command for Declare {
+    const NAME: &'static str = "declare a checkpoint";
+    const CHANGES: bool = true;
+    type Answer = CheckpointView;
+
+    async fn run(self, station: &Station) -> Result<CheckpointView, ControlError> {
+        let backfills = station.backfills()?;
+        station.known(&self.partition).await?;
+        let status = backfills.declare(self.partition, self.name).await?;
+        Ok(status.into())
+    }
+}
+
+/// Declare a checkpoint and raise the writer fence; one that exists stays as it is
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints",
+    params(("p" = String, Path, description = "Partition")),
+    request_body = DeclareBody, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn declare_checkpoint(
+    operator: OperatorData,
+    path: Path<String>,
+    Body(body): Body<DeclareBody>,
+) -> Answer<CheckpointView> {
+    let command = Declare {
+        partition: partition(path.into_inner())?,
+        name: name("name", body.name)?,
+    };
+    ask(&operator, command).await
+}
+
+/// What to do with a checkpoint.
+#[derive(Debug)]
+enum Action {
+    Start,
+    Pause,
+    Resume,
+    Abort,
+    ForceClaim,
+    SetWorkers(u32),
+    SetPace(PaceBody),
+}
+
+#[derive(Debug)]
+struct Act {
+    key: CheckpointKey,
+    action: Action,
+}
+
+impl Command for Act {
+    const NAME: &'static str = "act on a checkpoint";
+    const CHANGES: bool = true;
+    type Answer = CheckpointView;
+
+    async fn run(self, station: &Station) -> Result<CheckpointView, ControlError> {
+        let Self { key, action } = self;
+        let backfills = station.checkpoint(&key).await?;
+        let status = match action {
+            Action::Start => backfills.start_workers(key).await,
+            Action::Pause => backfills.pause(key).await,
+            Action::Resume => backfills.resume(key).await,
+            Action::Abort => backfills.abort(key).await,
+            Action::ForceClaim => backfills.force_claim(key).await,
+            Action::SetWorkers(count) => backfills.set_workers(key, count).await,
+            Action::SetPace(wanted) => {
+                let all = backfills.list(Some(key.partition.clone())).await?;
+                let mut named = all
+                    .into_iter()
+                    .filter(|one| one.checkpoint.name == key.name);
+                let status = named.next().ok_or(ControlCode::UnknownCheckpoint)?;
+                backfills.set_pace(key, wanted.over(status.pace)).await
+            }
+        };
+        Ok(status?.into())
+    }
+}
+
+async fn act(
+    operator: &OperatorData,
+    path: Path<(String, String)>,
+    action: Action,
+) -> Answer<CheckpointView> {
+    let key = key(path)?;
+    ask(operator, Act { key, action }).await
+}
+
+/// Take up a checkpoint that was paused, aborted or failed
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/start",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn start_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<CheckpointView> {
+    act(&operator, path, Action::Start).await
+}
+
+/// Pause a checkpoint in every process, durably
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/pause",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn pause_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<CheckpointView> {
+    act(&operator, path, Action::Pause).await
+}
+
+/// End a pause
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/resume",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn resume_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<CheckpointView> {
+    act(&operator, path, Action::Resume).await
+}
+
+/// Stop the workers of this server at once; the checkpoint stays claimable
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/abort",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn abort_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<CheckpointView> {
+    act(&operator, path, Action::Abort).await
+}
+
+/// Claim a checkpoint whoever owns it, and work on
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/force-claim",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn force_claim_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<CheckpointView> {
+    act(&operator, path, Action::ForceClaim).await
+}
+
+/// How many workers scan.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct WorkersBody {
+    /// 1 to 64; to have none, pause.
+    count: u32,
+}
+
+/// Set how many workers scan, durably
+#[utoipa::path(put, path = "/control/v1/partitions/{p}/checkpoints/{name}/workers",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = WorkersBody, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn set_workers(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(body): Body<WorkersBody>,
+) -> Answer<CheckpointView> {
+    if !(1..=MAX_WORKERS).contains(&body.count) {
+        return Err(invalid("count", "1 to 64; to have none, pause"));
+    }
+    act(&operator, path, Action::SetWorkers(body.count)).await
+}
+
+/// What to change of a pace; what is left out stays.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub(crate) struct PaceBody {
+    /// Rows per second at most, 0.1 to 10000000.
+    rows_per_second: Option<f64>,
+    /// Rows that may be written at once after an idle time, 1 to 10000000.
+    burst_rows: Option<f64>,
+    /// Wanted 99th percentile of the latency of pushes, 0.1 to 3600000 milliseconds;
+    /// null = do not yield.
+    #[serde(deserialize_with = "given")]
+    #[schema(value_type = Option<f64>)]
+    push_p99_target_ms: Option<Option<f64>>,
+    /// The share of the rate that is kept however slow pushes are, 0.001 to 1.
+    least_share: Option<f64>,
+}
+
+/// Tells a member that is null from one that is left out.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl PaceBody {
+    fn over(&self, pace: Pace) -> Pace {
+        Pace {
+            rows_per_second: self.rows_per_second.unwrap_or(pace.rows_per_second),
+            burst_rows: self.burst_rows.unwrap_or(pace.burst_rows),
+            push_p99_target_ms: self.push_p99_target_ms.unwrap_or(pace.push_p99_target_ms),
+            least_share: self.least_share.unwrap_or(pace.least_share),
+        }
+    }
+
+    fn check(&self) -> Result<(), ControlError> {
+        let within = |field, value: Option<f64>, low: f64, high: f64, expected| match value {
+            Some(value) if !(low..=high).contains(&value) => Err(invalid(field, expected)),
+            _ => Ok(()),
+        };
+        within(
+            "rows_per_second",
+            self.rows_per_second,
+            0.1,
+            1e7,
+            "0.1 to 10000000",
+        )?;
+        within("burst_rows", self.burst_rows, 1.0, 1e7, "1 to 10000000")?;
+        within(
+            "push_p99_target_ms",
+            self.push_p99_target_ms.flatten(),
+            0.1,
+            3.6e6,
+            "0.1 to 3600000, or null",
+        )?;
+        within("least_share", self.least_share, 0.001, 1.0, "0.001 to 1")
+    }
+}
+
+/// Set the pace, durably and at once
+#[utoipa::path(put, path = "/control/v1/partitions/{p}/checkpoints/{name}/pace",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = PaceBody, responses((status = 200, body = CheckpointView)))]
+pub(crate) async fn set_pace(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(body): Body<PaceBody>,
+) -> Answer<CheckpointView> {
+    body.check()?;
+    act(&operator, path, Action::SetPace(body)).await
+}
+
+/// How an activation ended.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ActivationView {
+    partition: String,
+    name: String,
+    /// activated; stale = a source changed above the watermark, or the owner changed;
+    /// unverifiable = the log no longer tells. But for activated nothing changed.
+    outcome: &'static str,
+}
+
+#[derive(Debug)]
+struct Activate(CheckpointKey);
+
+impl Command for Activate {
+    const NAME: &'static str = "activate a checkpoint";
+    const CHANGES: bool = true;
+    type Answer = ActivationView;
+
+    async fn run(self, station: &Station) -> Result<ActivationView, ControlError> {
+        let backfills = station.checkpoint(&self.0).await?;
+        let outcome = match backfills.activate(self.0.clone()).await? {
+            Activated::Activated => "activated",
+            Activated::Stale => "stale",
+            Activated::Unverifiable => "unverifiable",
+        };
+        Ok(ActivationView {
+            partition: self.0.partition.to_string(),
+            name: self.0.name.to_string(),
+            outcome,
+        })
+    }
+}
+
+/// Activate a checkpoint at its watermark, if it is complete
+#[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/activate",
+    params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
+    request_body = Nothing, responses((status = 200, body = ActivationView)))]
+pub(crate) async fn activate_checkpoint(
+    operator: OperatorData,
+    path: Path<(String, String)>,
+    Body(Nothing {}): Body<Nothing>,
+) -> Answer<ActivationView> {
+    ask(&operator, Activate(key(path)?)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(text: &str) -> PaceBody {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_pace_changes_what_is_given_alone() {
+        let pace = Pace::default();
+        assert_eq!(body("{}").over(pace), pace);
+        let slower = body(r#"{"rows_per_second": 10}"#).over(pace);
+        assert_eq!(
+            slower,
+            Pace {
+                rows_per_second: 10.0,
+                ..pace
+            }
+        );
+        let unyielding = body(r#"{"push_p99_target_ms": null}"#).over(pace);
+        assert_eq!(unyielding.push_p99_target_ms, None);
+    }
+
+    #[test]
+    fn a_pace_that_never_ends_is_refused() {
+        body("{}").check().unwrap();
+        body(r#"{"push_p99_target_ms": null, "least_share": 1}"#)
+            .check()
+            .unwrap();
+        for bad in [
+            r#"{"rows_per_second": 0}"#,
+            r#"{"rows_per_second": 1e300}"#,
+            r#"{"burst_rows": 0.5}"#,
+            r#"{"push_p99_target_ms": -1}"#,
+            r#"{"least_share": 0}"#,
+            r#"{"least_share": 1.5}"#,
+        ] {
+            assert!(body(bad).check().is_err(), "{bad}");
+        }
+    }
+}
