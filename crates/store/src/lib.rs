@@ -11,6 +11,7 @@ pub mod error;
 mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;
+mod migrating;
 pub mod operating;
 mod pages;
 mod physical;

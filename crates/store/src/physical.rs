@@ -31,7 +31,7 @@ pub(crate) const fn meta(
 }
 
 /// A column as the catalog declares it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct PhysicalColumn {
     pub(crate) name: String,
     pub(crate) sql_type: String,

@@ -95,14 +95,7 @@ pub fn encode_subscriptions(subscriptions: &[RegisteredSubscription]) -> String 
             let mut entry = Map::new();
             entry.insert("id".into(), Json::String(subscription.id.clone()));
             entry.insert("table".into(), Json::String(subscription.table.clone()));
-            let scopes = subscription
-                .scopes
-                .iter()
-                .map(|(variable, values)| {
-                    let values = values.iter().cloned().map(Json::String).collect();
-                    (variable.to_owned(), Json::Array(values))
-                })
-                .collect();
+            let scopes = scope_lists_object(&subscription.scopes);
             entry.insert("scopes".into(), Json::Object(scopes));
             for (key, value) in &subscription.extra {
                 entry.entry(key.clone()).or_insert_with(|| value.clone());
@@ -111,6 +104,44 @@ pub fn encode_subscriptions(subscriptions: &[RegisteredSubscription]) -> String 
         })
         .collect();
     Json::Array(entries).to_string()
+}
+
+/// Scope lists as a JSON object, variable to values.
+pub fn encode_scope_lists(scopes: &ScopeLists) -> String {
+    Json::Object(scope_lists_object(scopes)).to_string()
+}
+
+/// Reads what [`encode_scope_lists`] writes.
+///
+/// # Errors
+/// [`StoreError::Corrupt`] for anything but an object of lists of strings.
+pub fn decode_scope_lists(text: &str) -> Result<ScopeLists, StoreError> {
+    let lists: Option<ScopeLists> = match serde_json::from_str(text) {
+        Ok(Json::Object(lists)) => read_scope_lists(lists),
+        _ => None,
+    };
+    lists.ok_or(StoreError::Corrupt {
+        what: "the scopes of a grant",
+    })
+}
+
+fn scope_lists_object(scopes: &ScopeLists) -> Map<String, Json> {
+    scopes
+        .iter()
+        .map(|(variable, values)| {
+            let values = values.iter().cloned().map(Json::String).collect();
+            (variable.to_owned(), Json::Array(values))
+        })
+        .collect()
+}
+
+fn read_scope_lists(lists: Map<String, Json>) -> Option<ScopeLists> {
+    let mut scopes = ScopeLists::new();
+    for (variable, values) in lists {
+        let values: Vec<String> = serde_json::from_value(values).ok()?;
+        scopes.insert(variable, values);
+    }
+    Some(scopes)
 }
 
 /// Reads what [`encode_subscriptions`] writes. `None` when the text is anything
@@ -136,15 +167,10 @@ fn decode_subscription(entry: Json) -> Option<RegisteredSubscription> {
     let Json::Object(lists) = entry.remove("scopes")? else {
         return None;
     };
-    let mut scopes = ScopeLists::new();
-    for (variable, values) in lists {
-        let values: Vec<String> = serde_json::from_value(values).ok()?;
-        scopes.insert(variable, values);
-    }
     Some(RegisteredSubscription {
         id,
         table,
-        scopes,
+        scopes: read_scope_lists(lists)?,
         extra: entry,
     })
 }

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 use rusqlite::types::ValueRef;
 use tidegate_store::Store;
-use tidegate_store::contract::Harness;
+use tidegate_store::contract::{Harness, operating};
 use tidegate_store::memory::MemoryStore;
 use tidegate_store::sqlite::{SqliteOptions, SqliteStore};
 
@@ -145,4 +145,55 @@ mod test_store_of_actors {
     mod reopen {
         tidegate_store::contract_tests!(reopen, crate::test_store);
     }
+}
+
+/// Columns of each table in order, then the text of indexes and triggers.
+const CATALOG: &str = "SELECT m.type, m.name,
+     CASE WHEN m.type = 'table'
+       THEN (SELECT group_concat(c.name || ' ' || c.type || c.\"notnull\" || c.pk, ', ')
+             FROM (SELECT * FROM pragma_table_info(m.name) ORDER BY cid) AS c)
+       ELSE m.sql END
+   FROM sqlite_master AS m WHERE m.sql IS NOT NULL ORDER BY m.type, m.name";
+
+#[tokio::test]
+async fn the_listed_statements_are_those_of_the_migration() {
+    operating::the_listed_statements_are_those_of_the_migration(
+        &File::new(),
+        &File::new(),
+        CATALOG,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn the_dry_run_of_a_new_database_lists_everything() {
+    operating::the_dry_run_of_a_new_database_lists_everything(&File::new(), &File::new(), CATALOG)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_leaves_the_file_as_it_is_and_no_writer_waits_for_it() {
+    use tidegate_store::contract::fixture::*;
+    let file = File::new();
+    let store = ready(&file).await;
+    let schema = compile(&document());
+    let rows = (0..50_i64).map(|n| put(NOTES, note(&format!("n{n}"), "l1", "o1", Some(n))));
+    commit(&*store, &schema, "p", 0, &[rows.collect()]).await;
+    store.close().await;
+    let path = file.0.join("data.sqlite");
+    let before = std::fs::read(&path).unwrap();
+    let store = file.open().await;
+    let plan = store.plan_migration(compile(&document_v2()), &[]).await;
+    assert_eq!(plan.unwrap().tables[0].rows_to_rewrite, 50);
+    store.close().await;
+    assert!(std::fs::read(&path).unwrap() == before);
+    // Beside a writer in its transaction the dry run goes on, and the other way round.
+    let writer = file.connect();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let store = file.open().await;
+    store
+        .plan_migration(compile(&document_v2()), &[])
+        .await
+        .unwrap();
+    writer.execute_batch("ROLLBACK").unwrap();
 }

@@ -9,6 +9,7 @@ pub mod checkpoints;
 pub mod fixture;
 pub mod lifecycle;
 pub mod migrations;
+pub mod operating;
 pub mod reads;
 pub mod source_rows;
 pub mod stored;
@@ -87,6 +88,9 @@ macro_rules! contract_tests {
             a_version_without_layout_change_keeps_the_floor,
             a_retired_table_goes_with_all_its_rows,
             concurrent_callers_share_one_migration);
+        $crate::contract_tests!(@each $harness, operating:
+            partitions_are_summarized_page_by_page,
+            a_grant_is_replaced_as_a_whole_and_deleted_once);
     };
     (reopen, $harness:path) => {
         $crate::contract_tests!(@each $harness, writes:
@@ -96,6 +100,10 @@ macro_rules! contract_tests {
             refused_changes_undo_everything,
             an_equal_version_verifies_the_layouts,
             a_newer_database_is_refused);
+        $crate::contract_tests!(@each $harness, operating:
+            grants_survive_a_reopen_and_a_migration,
+            the_published_version_is_known_before_the_schema_is_ensured,
+            a_run_without_migration_has_no_steps);
     };
     (sql, $harness:path) => {
         $crate::contract_tests!(@each $harness, checkpoints:
@@ -112,6 +120,12 @@ macro_rules! contract_tests {
             one_bad_declaration_undoes_the_migration,
             an_unreadable_payload_undoes_the_migration,
             a_refused_run_is_not_remembered);
+        $crate::contract_tests!(@each $harness, operating:
+            a_summary_shows_fences_and_partitions_of_other_programs,
+            a_dry_run_tells_what_the_migration_then_does,
+            a_dry_run_changes_nothing_and_refuses_as_the_migration_does,
+            a_migration_that_dies_at_any_step_leaves_no_trace,
+            every_known_partition_gets_its_checkpoint_and_fence);
         $crate::contract_tests!(@each $harness, stored:
             an_unreadable_result_is_reported_and_kept,
             a_result_recorded_by_another_program_fails_the_batch,

@@ -13,11 +13,12 @@ use parking_lot::{Mutex, MutexGuard};
 use tidegate_engine::gate::GateToken;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
 use tidegate_engine::schema::Schema;
-use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
+use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
 
 pub use faults::{CommitFault, Faults};
 
 use crate::error::{CommitError, StoreError};
+use crate::operating::{Grant, PartitionSummary};
 use crate::{
     CheckpointStore, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned, RowPage,
     ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
@@ -95,7 +96,75 @@ fn gate(state: &State, partition: &Partition) -> GateToken {
 }
 
 impl CheckpointStore for MemoryStore {}
-impl OperatorStore for MemoryStore {}
+
+fn summary(id: &PartitionId, partition: &Partition) -> PartitionSummary {
+    PartitionSummary {
+        id: id.clone(),
+        registry: partition
+            .registry
+            .as_ref()
+            .map(|(registry, _)| registry.clone()),
+        last_authenticated_at_ms: partition.registry.as_ref().map(|(_, at)| *at),
+        bounds: partition.bounds(),
+        fence: None,
+    }
+}
+
+#[async_trait]
+impl OperatorStore for MemoryStore {
+    async fn summarize_partitions(
+        &self,
+        after: Option<&PartitionId>,
+        limit: usize,
+    ) -> Result<Vec<PartitionSummary>, StoreError> {
+        let state = self.readable()?;
+        let all = state.partitions.iter();
+        Ok(all
+            .filter(|(id, _)| after.is_none_or(|after| *id > after))
+            .take(limit)
+            .map(|(id, partition)| summary(id, partition))
+            .collect())
+    }
+
+    async fn summarize_partition(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<Option<PartitionSummary>, StoreError> {
+        let state = self.readable()?;
+        let found = state.partitions.get(partition);
+        Ok(found.map(|found| summary(partition, found)))
+    }
+
+    async fn read_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<Option<Grant>, StoreError> {
+        let key = (partition.clone(), actor.clone());
+        Ok(self.readable()?.grants.get(&key).cloned())
+    }
+
+    async fn put_grant(&self, partition: &PartitionId, grant: &Grant) -> Result<(), StoreError> {
+        let key = (partition.clone(), grant.actor.clone());
+        self.writable()?.grants.insert(key, grant.clone());
+        Ok(())
+    }
+
+    async fn delete_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<bool, StoreError> {
+        let key = (partition.clone(), actor.clone());
+        Ok(self.writable()?.grants.remove(&key).is_some())
+    }
+
+    async fn published_version(&self) -> Result<Option<SchemaVersion>, StoreError> {
+        self.open()?;
+        let state = self.state.lock();
+        Ok(state.schema.as_ref().map(|schema| schema.version()))
+    }
+}
 
 #[async_trait]
 impl Store for MemoryStore {

@@ -12,9 +12,10 @@ use tidegate_engine::model::{
 };
 use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
 use tidegate_engine::schema::{Schema, StoredLayouts, Table};
-use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, TableId, scopes};
+use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, TableId, scopes};
 
 use crate::error::{CommitError, StoreError};
+use crate::operating::Grant;
 use crate::{Pruned, RowPage, ScanQuery, SchemaOutcome, Window, WindowQuery};
 
 #[derive(Debug, Clone)]
@@ -42,6 +43,7 @@ pub(super) struct Partition {
 pub(super) struct State {
     pub(super) schema: Option<Arc<Schema>>,
     pub(super) partitions: BTreeMap<PartitionId, Arc<Partition>>,
+    pub(super) grants: BTreeMap<(PartitionId, ActorId), Grant>,
 }
 
 impl State {

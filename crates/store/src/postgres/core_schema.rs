@@ -109,6 +109,11 @@ CREATE TABLE IF NOT EXISTS tidegate_backfills(
   pace JSONB, last_error TEXT, updated_at_ms BIGINT NOT NULL,
   PRIMARY KEY(partition, name)
 );
+CREATE TABLE IF NOT EXISTS tidegate_grants(
+  partition TEXT NOT NULL, actor_id TEXT NOT NULL,
+  scopes TEXT NOT NULL, updated_at_ms BIGINT NOT NULL,
+  PRIMARY KEY(partition, actor_id)
+);
 "#;
 
 /// Columns that databases of older programs lack.
@@ -286,7 +291,7 @@ async fn holds(client: &Client, sql: &str) -> Result<bool, StoreError> {
 }
 
 /// The statements that bring this database to the core schema, in order.
-async fn missing(client: &Client) -> Result<Vec<String>, StoreError> {
+pub(super) async fn missing(client: &Client) -> Result<Vec<String>, StoreError> {
     let mut statements = Vec::new();
     for statement in TABLES.split(';').map(str::trim) {
         let Some(name) = created(statement) else {

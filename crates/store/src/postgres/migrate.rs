@@ -1,32 +1,40 @@
 //! `ensure_schema`: verification at an equal version, migration from an older
-//! one, refusal of a newer one (docs/migrations.md rules 1 and 2).
+//! one, refusal of a newer one; and the dry run of a migration, which lists the
+//! steps that the migration executes (docs/migrations.md rules 1 and 2).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use tidegate_engine::SchemaVersion;
 use tidegate_engine::gate::PendingCheckpoint;
-use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
-use tidegate_engine::schema::{StoredLayouts, Table};
-use tokio_postgres::Client;
+use tidegate_engine::schema::{Schema, StoredLayouts, Table};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Row};
 
 use super::batch::column_array;
 use super::catalog;
 use super::connection::{Param, references};
 use super::core_schema::{self, BARRIER};
 use super::failure::{during, store_error};
-use super::plan::{META_COLUMNS, Plan, array_type, create_index, create_table, quote, sql_type};
+use super::plan::{META_COLUMNS, Plan, array_type, create_table, quote, sql_type};
 use super::read::schema_version;
 use crate::error::StoreError;
-use crate::physical::{PhysicalColumn, verify};
-use crate::stored::{OWNED_INDEX_PREFIX, changes_layouts, check_declaration, refused};
+use crate::migrating::{
+    Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
+    is_older, judge, verify_tables,
+};
+use crate::operating::{MigrationObserver, MigrationPlan, MigrationStep, TableFate};
 use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
-/// Rows rewritten per page.
-const PAGE: i64 = 1000;
+
+const DIALECT: Dialect = Dialect {
+    meta: &META_COLUMNS,
+    create_table,
+    sql_type,
+    json_becomes_nullable: true,
+};
 
 /// Runs on a connection of its own, whose timeouts the caller has set.
 pub(super) async fn ensure(
@@ -34,63 +42,152 @@ pub(super) async fn ensure(
     plan: &Plan,
     declarations: &[Declaration],
     now_ms: i64,
+    observer: &dyn MigrationObserver,
 ) -> Result<SchemaOutcome, StoreError> {
     core_schema::apply(client).await?;
-    let marker = read_marker(client).await?;
-    run(client, "BEGIN ISOLATION LEVEL READ COMMITTED").await?;
-    if marker.is_none_or(|(stored, _)| stored < plan.version()) {
-        run(client, BARRIER).await?;
-    }
-    // What stands behind the barrier is what counts: another process may have
-    // migrated while this one waited.
-    let outcome = inside(client, plan, declarations, now_ms).await;
-    match outcome {
-        Ok(outcome) => {
-            run(client, "COMMIT").await?;
-            Ok(outcome)
+    let mut barrier = is_older(read_marker(client).await?.as_ref(), plan.version());
+    loop {
+        if barrier {
+            observer.step(MigrationStep::WaitingForBarrier);
         }
-        Err(error) => {
-            let _ = client.batch_execute("ROLLBACK").await;
-            Err(error)
+        run(client, "BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+        if barrier {
+            // Nothing precedes it in this transaction.
+            run(client, BARRIER).await?;
+            observer.step(MigrationStep::BarrierHeld);
         }
+        let outcome = inside(client, plan, declarations, now_ms, observer, barrier).await;
+        let end = match &outcome {
+            Ok(Some(_)) => run(client, "COMMIT").await,
+            _ => run(client, "ROLLBACK").await,
+        };
+        match outcome {
+            Ok(Some(outcome)) => return end.map(|()| outcome),
+            // The marker fell since it was read, as after a restore: begin again.
+            Ok(None) => end?,
+            Err(error) => return Err(error),
+        }
+        barrier = true;
     }
 }
 
+/// `None` where a migration is due that has no barrier.
 async fn inside(
     client: &Client,
     plan: &Plan,
     declarations: &[Declaration],
     now_ms: i64,
-) -> Result<SchemaOutcome, StoreError> {
-    let running = plan.version();
-    let marker = read_marker(client).await?;
-    let outcome = match marker {
-        Some((stored, _)) if stored > running => {
-            return Err(StoreError::NewerSchema { stored, running });
+    observer: &dyn MigrationObserver,
+    barrier: bool,
+) -> Result<Option<SchemaOutcome>, StoreError> {
+    // What stands behind the barrier is what counts: another process may have
+    // migrated while this one waited.
+    let found = find(client, &plan.schema, declarations).await?;
+    match judge(&plan.schema, &DIALECT, &found, declarations)? {
+        Judged::Fits => {
+            adopt_log(client, plan.version()).await?;
+            Ok(Some(SchemaOutcome::Verified))
         }
-        Some((stored, layouts)) if stored == running => {
-            if let Some(mismatch) = layouts.mismatch(&plan.schema) {
-                return Err(StoreError::StoredLayoutMismatch {
-                    table: mismatch.table,
-                    column: mismatch.column,
-                });
-            }
-            verify_catalog(client, plan).await?;
-            adopt_log(client, running).await?;
-            SchemaOutcome::Verified
-        }
-        marker => {
-            let (from, layouts) = marker.unzip();
-            if let Some(stored) = from {
+        Judged::Migrate(_) if !barrier => Ok(None),
+        Judged::Migrate(migration) => {
+            if let Some(stored) = migration.from {
                 adopt_log(client, stored).await?;
             }
-            migrate(client, plan, &layouts.unwrap_or_default()).await?;
-            install(client, running, declarations, now_ms).await?;
-            SchemaOutcome::Migrated { from }
+            execute_steps(client, plan, &migration, observer).await?;
+            publish(client, plan, &migration).await?;
+            install(client, &migration.installs, now_ms).await?;
+            observer.step(MigrationStep::Publishing);
+            Ok(Some(SchemaOutcome::Migrated {
+                from: migration.from,
+            }))
         }
-    };
-    refuse_undeclared(client, running, declarations).await?;
-    Ok(outcome)
+    }
+}
+
+/// What [`ensure`] would do. One read-only view, which no writer waits for.
+pub(super) async fn dry_run(
+    client: &Client,
+    schema: &Schema,
+    declarations: &[Declaration],
+) -> Result<MigrationPlan, StoreError> {
+    run(client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let plan = dry_run_inside(client, schema, declarations).await;
+    // Nothing was written: only the connection would mind a failure here.
+    let _ = client.batch_execute("ROLLBACK").await;
+    plan
+}
+
+async fn dry_run_inside(
+    client: &Client,
+    schema: &Schema,
+    declarations: &[Declaration],
+) -> Result<MigrationPlan, StoreError> {
+    let found = find(client, schema, declarations).await?;
+    let judged = judge(schema, &DIALECT, &found, declarations)?;
+    let mut counted = BTreeMap::new();
+    if let Judged::Migrate(migration) = &judged {
+        for step in &migration.steps {
+            try_step(client, schema, step, &mut counted).await?;
+        }
+    }
+    let core = core_schema::missing(client).await?;
+    let mut locks = Vec::new();
+    if !core.is_empty() {
+        locks.push(
+            "EXCLUSIVE on sync_partitions while the core tables are brought up to date: commits wait, reads go on"
+                .to_owned(),
+        );
+    }
+    if let Judged::Migrate(migration) = &judged {
+        locks.push(
+            "EXCLUSIVE on sync_partitions, first of all and until the end: commits wait, reads go on".to_owned(),
+        );
+        for (table, fate) in migration.tables() {
+            if *fate != TableFate::Created {
+                locks.push(format!(
+                    "ACCESS EXCLUSIVE on {table}, from its first statement to the end: its reads wait too"
+                ));
+            }
+        }
+    }
+    Ok(describe(&judged, schema.version(), core, &counted, locks))
+}
+
+/// Finds what would make a step fail, and counts what it would rewrite.
+async fn try_step(
+    client: &Client,
+    schema: &Schema,
+    step: &Step,
+    counted: &mut BTreeMap<String, u64>,
+) -> Result<(), StoreError> {
+    match step {
+        Step::Run(_) => Ok(()),
+        Step::Unique(index) => {
+            let Some(query) = &index.violation else {
+                return Ok(());
+            };
+            let violated = client.query_opt(query, &[]).await;
+            match violated.map_err(during(CONTEXT))? {
+                Some(_) => Err(index.broken()),
+                None => Ok(()),
+            }
+        }
+        Step::Rewrite(rewrite) => {
+            let table = schema.table_at(rewrite.table);
+            let mut uniques = Uniques::of(table, rewrite);
+            let mut walk = Walk::of(table);
+            let mut rows = 0_u64;
+            while let Some(page) = walk.page(client).await? {
+                for row in &page {
+                    let (_, values) = rewrite.row(table, payload(row)?)?;
+                    uniques.row(row.try_get(0).map_err(during(CONTEXT))?, &values)?;
+                    rows += 1;
+                }
+            }
+            counted.insert(table.name.clone(), rows);
+            Ok(())
+        }
+    }
 }
 
 async fn run(client: &Client, sql: &str) -> Result<(), StoreError> {
@@ -109,9 +206,124 @@ async fn execute(
         .map_err(during(CONTEXT))
 }
 
+/// Whether there is such a table.
+async fn exists(client: &Client, table: &str) -> Result<bool, StoreError> {
+    client
+        .query_one("SELECT to_regclass($1) IS NOT NULL", &[&table])
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(during(CONTEXT))
+}
+
+/// Reads everything that decides what is to be done. Any table may be missing.
+async fn find(
+    client: &Client,
+    schema: &Schema,
+    declarations: &[Declaration],
+) -> Result<Found, StoreError> {
+    let marker = read_marker(client).await?;
+    let migrates = is_older(marker.as_ref(), schema.version());
+    let mut found = Found {
+        marker,
+        facts: facts(client, schema).await?,
+        ..Found::default()
+    };
+    if exists(client, "sync_backfill_checkpoints").await? {
+        let rows = client
+            .query(
+                "SELECT partition, name FROM sync_backfill_checkpoints
+                 WHERE schema_version=$1 AND state <> 'activated'",
+                &[&schema.version().0],
+            )
+            .await
+            .map_err(during(CONTEXT))?;
+        for row in rows {
+            found.pending.push(PendingCheckpoint {
+                partition: row.try_get(0).map_err(during(CONTEXT))?,
+                name: row.try_get(1).map_err(during(CONTEXT))?,
+            });
+        }
+        for declaration in declarations.iter().filter(|_| migrates) {
+            let rows = client
+                .query(
+                    "SELECT partition, name, schema_version FROM sync_backfill_checkpoints
+                     WHERE name=$1 AND schema_version<>$2",
+                    &[&declaration.name, &declaration.schema_version.0],
+                )
+                .await
+                .map_err(during(CONTEXT))?;
+            for row in rows {
+                found.taken.insert(
+                    (
+                        row.try_get(0).map_err(during(CONTEXT))?,
+                        row.try_get(1).map_err(during(CONTEXT))?,
+                    ),
+                    SchemaVersion(row.try_get(2).map_err(during(CONTEXT))?),
+                );
+            }
+        }
+    }
+    let every = |declaration: &Declaration| declaration.partitions == Partitions::Every;
+    if migrates && declarations.iter().any(every) {
+        found.partitions = known_partitions(client).await?;
+    }
+    Ok(found)
+}
+
+async fn facts(client: &Client, schema: &Schema) -> Result<BTreeMap<String, Facts>, StoreError> {
+    let mut all = BTreeMap::new();
+    for table in schema.tables() {
+        let facts = Facts {
+            columns: catalog::columns(client, &table.name).await?,
+            indexes: catalog::indexes(client, &table.name).await?,
+        };
+        all.insert(table.name.clone(), facts);
+    }
+    Ok(all)
+}
+
+/// Every partition that has a log or is registered. Under the barrier none gets its
+/// first commit meanwhile.
+async fn known_partitions(client: &Client) -> Result<Vec<String>, StoreError> {
+    let mut all = BTreeSet::new();
+    for table in ["sync_partitions", "sync_partition_registry"] {
+        if exists(client, table).await? {
+            let rows = client
+                .query(&format!("SELECT partition FROM {table}"), &[])
+                .await
+                .map_err(during(CONTEXT))?;
+            for row in rows {
+                all.insert(row.try_get(0).map_err(during(CONTEXT))?);
+            }
+        }
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// The published version; `None` for a new database.
+pub(super) async fn published_version(
+    client: &Client,
+) -> Result<Option<SchemaVersion>, StoreError> {
+    if !exists(client, "sync_schema_meta").await? {
+        return Ok(None);
+    }
+    let row = client
+        .query_opt(
+            "SELECT schema_version::bigint FROM sync_schema_meta WHERE id=1",
+            &[],
+        )
+        .await
+        .map_err(during(CONTEXT))?;
+    row.map(|row| row.try_get(0).map(schema_version).map_err(during(CONTEXT)))
+        .transpose()
+}
+
 async fn read_marker(
     client: &Client,
 ) -> Result<Option<(SchemaVersion, StoredLayouts)>, StoreError> {
+    if !exists(client, "sync_schema_meta").await? {
+        return Ok(None);
+    }
     let row = client
         .query_opt(
             "SELECT schema_version::bigint, layouts FROM sync_schema_meta WHERE id=1",
@@ -128,46 +340,6 @@ async fn read_marker(
         Ok((schema_version(stored), layouts))
     })
     .transpose()
-}
-
-async fn refuse_undeclared(
-    client: &Client,
-    running: SchemaVersion,
-    declarations: &[Declaration],
-) -> Result<(), StoreError> {
-    let rows = client
-        .query(
-            "SELECT partition, name FROM sync_backfill_checkpoints
-             WHERE schema_version=$1 AND state <> 'activated'",
-            &[&running.0],
-        )
-        .await
-        .map_err(during(CONTEXT))?;
-    for row in rows {
-        let partition: String = row.try_get(0).map_err(during(CONTEXT))?;
-        let name: String = row.try_get(1).map_err(during(CONTEXT))?;
-        let listed = declarations.iter().any(|declaration| {
-            declaration.partitions.contains(&partition) && declaration.name == name
-        });
-        if !listed {
-            return Err(StoreError::CheckpointIncomplete(PendingCheckpoint {
-                partition,
-                name,
-            }));
-        }
-    }
-    Ok(())
-}
-
-async fn verify_catalog(client: &Client, plan: &Plan) -> Result<(), StoreError> {
-    for table in plan.schema.tables() {
-        verify(
-            table,
-            &META_COLUMNS,
-            &catalog::columns(client, &table.name).await?,
-        )?;
-    }
-    Ok(())
 }
 
 /// Another program may have brought the database to `stored`. Then commits that
@@ -209,19 +381,41 @@ async fn mark_known(client: &Client, version: SchemaVersion) -> Result<(), Store
     .await
 }
 
-async fn migrate(client: &Client, plan: &Plan, stored: &StoredLayouts) -> Result<(), StoreError> {
-    let steps = migration::plan(stored, &plan.schema).map_err(|refusals| refused(&refusals))?;
-    for step in &steps.tables {
-        migrate_table(client, plan.schema.table_at(step.table), &step.change).await?;
+/// Runs the steps in order; then the catalog must be what the schema wants.
+async fn execute_steps(
+    client: &Client,
+    plan: &Plan,
+    migration: &Migration,
+    observer: &dyn MigrationObserver,
+) -> Result<(), StoreError> {
+    for step in &migration.steps {
+        match step {
+            Step::Run(sql) => {
+                tracing::debug!(sql, "migrating");
+                run(client, sql).await?;
+            }
+            Step::Unique(index) => {
+                tracing::debug!(sql = index.sql, "migrating");
+                client.batch_execute(&index.sql).await.map_err(|error| {
+                    if error.code() == Some(&SqlState::UNIQUE_VIOLATION) {
+                        index.broken()
+                    } else {
+                        store_error(CONTEXT, error)
+                    }
+                })?;
+            }
+            Step::Rewrite(rewrite) => {
+                let table = plan.schema.table_at(rewrite.table);
+                rewrite_rows(client, table, rewrite, observer).await?;
+            }
+        }
     }
-    for table in &steps.retired {
-        retire(client, table).await?;
-    }
-    for table in plan.schema.tables() {
-        create_indexes(client, table).await?;
-    }
-    verify_catalog(client, plan).await?;
-    if changes_layouts(&steps) {
+    verify_tables(&plan.schema, &DIALECT, &facts(client, &plan.schema).await?)
+}
+
+/// Raises the layout floors and publishes the marker.
+async fn publish(client: &Client, plan: &Plan, migration: &Migration) -> Result<(), StoreError> {
+    if migration.changes_layouts {
         execute(
             client,
             "INSERT INTO tidegate_layouts AS l (schema_version, partition, head_seq)
@@ -242,86 +436,53 @@ async fn migrate(client: &Client, plan: &Plan, stored: &StoredLayouts) -> Result
     .await
 }
 
-async fn migrate_table(
-    client: &Client,
-    table: &Table,
-    change: &TableChange,
-) -> Result<(), StoreError> {
-    run(client, &create_table(table)).await?;
-    drop_owned_indexes(client, table).await?;
-    let physical = catalog::columns(client, &table.name).await?;
-    let gained = align_columns(client, table, &physical).await?;
-    let (stored, appended_from) = match change {
-        TableChange::Appended { stored, columns } => (Some(stored), columns.start),
-        TableChange::Created | TableChange::Unchanged => (None, table.columns.len()),
-    };
-    // Appended columns are NULL already; others that appear now (a table that
-    // begins to have SQL columns) hold what the payload holds.
-    let filled: Vec<usize> = gained
-        .into_iter()
-        .filter(|ordinal| *ordinal < appended_from)
-        .collect();
-    if stored.is_none() && filled.is_empty() {
-        return Ok(());
-    }
-    rewrite_rows(client, table, stored.map(Vec::as_slice), &filled).await
+/// The rows of a table, page by page in key order.
+struct Walk {
+    pages: Pages,
+    after: Option<(String, String)>,
 }
 
-/// Adds missing columns, all nullable in SQL, and drops app columns of a table
-/// that no longer has any. Returns the ordinals added.
-async fn align_columns(
-    client: &Client,
-    table: &Table,
-    physical: &[PhysicalColumn],
-) -> Result<Vec<usize>, StoreError> {
-    let find = |name: &str| physical.iter().find(|column| column.name == name);
-    let alter = async |action: String| {
-        run(
-            client,
-            &format!("ALTER TABLE {} {action}", quote(&table.name)),
-        )
-        .await
-    };
-    for column in &META_COLUMNS {
-        if !column.not_null && find(column.name).is_none() {
-            alter(format!(
-                "ADD COLUMN {} {}",
-                quote(column.name),
-                column.sql_type
-            ))
-            .await?;
+impl Walk {
+    fn of(table: &Table) -> Self {
+        Self {
+            pages: Pages::of(table, ["$1", "$1", "$2", "$3"]),
+            after: None,
         }
     }
-    let mut gained = Vec::new();
-    for (ordinal, column) in table.columns.iter().enumerate() {
-        let name = quote(&column.name);
-        match (table.materialize, find(&column.name)) {
-            (true, None) => {
-                alter(format!("ADD COLUMN {name} {}", sql_type(column.ty))).await?;
-                gained.push(ordinal);
+
+    /// Rows of partition, row id and payload; `None` at the end.
+    async fn page(&mut self, client: &Client) -> Result<Option<Vec<Row>>, StoreError> {
+        let limit = self.pages.rows();
+        // No key is known to be below all others, so the first page has none.
+        let rows = match &self.after {
+            None => client.query(&self.pages.first, &[&limit]).await,
+            Some((partition, row_id)) => {
+                let params: [&(dyn ToSql + Sync); 3] = [partition, row_id, &limit];
+                client.query(&self.pages.next, &params).await
             }
-            // Other programs declare it NOT NULL; a text that `jsonb` refuses needs NULL.
-            (true, Some(found)) if found.not_null && column.ty == ssp2::ColumnType::Json => {
-                alter(format!("ALTER COLUMN {name} DROP NOT NULL")).await?;
-            }
-            (false, Some(_)) => alter(format!("DROP COLUMN {name}")).await?,
-            _ => {}
-        }
+        };
+        let rows = rows.map_err(during(CONTEXT))?;
+        let Some(last) = rows.last() else {
+            return Ok(None);
+        };
+        self.after = Some((
+            last.try_get(0).map_err(during(CONTEXT))?,
+            last.try_get(1).map_err(during(CONTEXT))?,
+        ));
+        let bytes = rows.iter().map(|row| row.raw_size_bytes()).sum();
+        self.pages.learn(rows.len(), bytes);
+        Ok(Some(rows))
     }
-    Ok(gained)
 }
 
-/// Rewrites every payload of a table, page by page in key order.
-async fn rewrite_rows(
-    client: &Client,
-    table: &Table,
-    stored: Option<&[ssp2::Column]>,
-    filled: &[usize],
-) -> Result<(), StoreError> {
-    let corrupt = || StoreError::Corrupt {
-        what: "the payload of a row",
-    };
-    let name = quote(&table.name);
+fn payload(row: &Row) -> Result<Bytes, StoreError> {
+    let bytes: &[u8] = row.try_get(2).map_err(during(CONTEXT))?;
+    Ok(Bytes::copy_from_slice(bytes))
+}
+
+/// The statement that rewrites a page: arrays of partitions, row ids and payloads,
+/// then one of each filled column.
+fn update_page(table: &Table, filled: &[usize]) -> String {
     let (mut assignments, mut arrays, mut aliases) = (String::new(), String::new(), String::new());
     for (n, ordinal) in filled.iter().enumerate() {
         let column = &table.columns[*ordinal];
@@ -334,51 +495,42 @@ async fn rewrite_rows(
         arrays.push_str(&format!(", ${}::{}", 4 + n, array_type(column.ty)));
         aliases.push_str(&format!(", v{n}"));
     }
-    let update = format!(
-        "UPDATE {name} AS t SET _sync_payload=u.payload{assignments}
+    format!(
+        "UPDATE {} AS t SET _sync_payload=u.payload{assignments}
          FROM unnest($1::text[], $2::text[], $3::bytea[]{arrays}) AS u(partition, id, payload{aliases})
-         WHERE t._sync_partition=u.partition AND t._sync_row_id=u.id"
-    );
-    let page = |condition: &str| {
-        format!(
-            "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {name} {condition}
-             ORDER BY _sync_partition, _sync_row_id LIMIT {PAGE}"
-        )
-    };
-    let first = page("");
-    let next = page("WHERE (_sync_partition, _sync_row_id) > ($1, $2)");
-    let mut after: Option<(String, String)> = None;
-    let mut rewritten = 0_usize;
-    loop {
-        let rows = match &after {
-            None => client.query(&first, &[]).await,
-            Some((partition, row_id)) => client.query(&next, &[partition, row_id]).await,
-        };
-        let rows = rows.map_err(during(CONTEXT))?;
-        let Some(last) = rows.last() else {
-            return Ok(());
-        };
-        after = Some((
-            last.try_get(0).map_err(during(CONTEXT))?,
-            last.try_get(1).map_err(during(CONTEXT))?,
-        ));
+         WHERE t._sync_partition=u.partition AND t._sync_row_id=u.id",
+        quote(&table.name)
+    )
+}
+
+/// Rewrites every row of a table.
+async fn rewrite_rows(
+    client: &Client,
+    table: &Table,
+    rewrite: &Rewrite,
+    observer: &dyn MigrationObserver,
+) -> Result<(), StoreError> {
+    let rows_total: i64 = client
+        .query_one(&format!("SELECT count(*) FROM {}", quote(&table.name)), &[])
+        .await
+        .and_then(|row| row.try_get(0))
+        .map_err(during(CONTEXT))?;
+    let filled = &rewrite.filled;
+    let update = client
+        .prepare(&update_page(table, filled))
+        .await
+        .map_err(during(CONTEXT))?;
+    let mut walk = Walk::of(table);
+    let mut rows_done = 0;
+    while let Some(rows) = walk.page(client).await? {
         let (mut partitions, mut ids) = (Vec::<&str>::new(), Vec::<&str>::new());
         let (mut payloads, mut values) = (Vec::<Bytes>::new(), Vec::new());
         for row in &rows {
             partitions.push(row.try_get(0).map_err(during(CONTEXT))?);
             ids.push(row.try_get(1).map_err(during(CONTEXT))?);
-            let bytes: &[u8] = row.try_get(2).map_err(during(CONTEXT))?;
-            let mut payload = Bytes::copy_from_slice(bytes);
-            if let Some(stored) = stored {
-                payload =
-                    rewrite_payload(stored, &table.columns, &payload).map_err(|_| corrupt())?;
-            }
-            if !filled.is_empty() {
-                let decoded =
-                    ssp2::row::decode_row(&table.columns, &payload).map_err(|_| corrupt())?;
-                values.push(decoded);
-            }
+            let (payload, decoded) = rewrite.row(table, payload(row)?)?;
             payloads.push(payload);
+            values.push(decoded);
         }
         let payloads: Vec<&[u8]> = payloads.iter().map(|payload| &payload[..]).collect();
         let mut params: Vec<Param<'_>> =
@@ -391,136 +543,41 @@ async fn rewrite_rows(
             .execute(&update, &references(&params))
             .await
             .map_err(during(CONTEXT))?;
-        rewritten += rows.len();
-        tracing::info!(table = %table.name, rewritten, "rewriting stored rows");
-    }
-}
-
-/// Drops Tidegate's own indexes of a table, and one under a bare declared name,
-/// as older databases have them.
-async fn drop_owned_indexes(client: &Client, table: &Table) -> Result<(), StoreError> {
-    let declared: BTreeSet<&str> = table
-        .indexes
-        .iter()
-        .map(|index| index.name.as_str())
-        .collect();
-    for name in catalog::indexes(client, &table.name).await? {
-        if name.starts_with(OWNED_INDEX_PREFIX) || declared.contains(name.as_str()) {
-            run(client, &format!("DROP INDEX {}", quote(&name))).await?;
-        }
-    }
-    Ok(())
-}
-
-async fn create_indexes(client: &Client, table: &Table) -> Result<(), StoreError> {
-    if !table.materialize {
-        return Ok(());
-    }
-    for index in &table.indexes {
-        client
-            .batch_execute(&create_index(table, index))
-            .await
-            .map_err(|error| {
-                if error.code() == Some(&SqlState::UNIQUE_VIOLATION) {
-                    StoreError::RefusedMigration {
-                        table: table.name.clone(),
-                        reason: format!("stored rows break the unique index {}", index.name),
-                    }
-                } else {
-                    store_error(CONTEXT, error)
-                }
-            })?;
-    }
-    Ok(())
-}
-
-/// Drops a table that the schema no longer has, with all that is kept per row of it.
-async fn retire(client: &Client, table: &str) -> Result<(), StoreError> {
-    run(client, &format!("DROP TABLE IF EXISTS {}", quote(table))).await?;
-    for index in ["sync_row_scopes", "sync_blob_refs", "sync_tombstones"] {
-        execute(
-            client,
-            &format!("DELETE FROM {index} WHERE tbl=$1"),
-            &[&table],
-        )
-        .await?;
+        rows_done += rows.len() as u64;
+        observer.step(MigrationStep::Rewriting {
+            table: table.name.clone(),
+            rows_done,
+            rows_total: rows_total.unsigned_abs(),
+        });
     }
     Ok(())
 }
 
 /// Installs every declaration and raises its fence (rule 2).
-async fn install(
-    client: &Client,
-    running: SchemaVersion,
-    declarations: &[Declaration],
-    now_ms: i64,
-) -> Result<(), StoreError> {
-    for declaration in declarations {
-        check_declaration(declaration, running)?;
-        let partitions = match &declaration.partitions {
-            Partitions::One(partition) => vec![partition.as_str().to_owned()],
-            Partitions::Every => known_partitions(client).await?,
-        };
-        for partition in &partitions {
-            install_one(client, partition, declaration, now_ms).await?;
-        }
+async fn install(client: &Client, installs: &[Install], now_ms: i64) -> Result<(), StoreError> {
+    if installs.is_empty() {
+        return Ok(());
     }
-    Ok(())
-}
-
-/// Every partition that has a log or is registered. Under the barrier none gets its
-/// first commit meanwhile.
-async fn known_partitions(client: &Client) -> Result<Vec<String>, StoreError> {
-    let rows = client
-        .query(
-            "SELECT partition FROM sync_partitions
-             UNION SELECT partition FROM sync_partition_registry ORDER BY 1",
-            &[],
-        )
-        .await
-        .map_err(during(CONTEXT))?;
-    rows.iter()
-        .map(|row| row.try_get(0).map_err(during(CONTEXT)))
-        .collect()
-}
-
-async fn install_one(
-    client: &Client,
-    partition: &str,
-    declaration: &Declaration,
-    now_ms: i64,
-) -> Result<(), StoreError> {
-    let version = declaration.schema_version.0;
-    let existing = client
-        .query_opt(
-            "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=$1 AND name=$2",
-            &[&partition, &declaration.name],
-        )
-        .await
-        .map_err(during(CONTEXT))?;
-    if let Some(existing) = existing {
-        let existing: i32 = existing.try_get(0).map_err(during(CONTEXT))?;
-        if existing != version {
-            return Err(StoreError::CheckpointVersionTaken {
-                name: declaration.name.clone(),
-                existing: SchemaVersion(existing),
-            });
-        }
-    }
+    let partitions: Vec<&str> = installs.iter().map(|one| one.partition.as_str()).collect();
+    let names: Vec<&str> = installs.iter().map(|one| one.name.as_str()).collect();
+    let versions: Vec<i32> = installs.iter().map(|one| one.version.0).collect();
     execute(
-            client,
-            "INSERT INTO sync_backfill_checkpoints(partition, name, schema_version, state, updated_at_ms)
-             VALUES($1,$2,$3,'declared',$4) ON CONFLICT(partition, name) DO NOTHING",
-            &[&partition, &declaration.name, &version, &now_ms],
-        )
-        .await?;
+        client,
+        "INSERT INTO sync_backfill_checkpoints(partition, name, schema_version, state, updated_at_ms)
+         SELECT i.partition, i.name, i.version, 'declared', $4::bigint
+         FROM unnest($1::text[], $2::text[], $3::integer[]) AS i(partition, name, version)
+         ON CONFLICT(partition, name) DO NOTHING",
+        &[&partitions, &names, &versions, &now_ms],
+    )
+    .await?;
     execute(
-            client,
-            "INSERT INTO sync_writer_fence AS f (partition, required_writer_version) VALUES($1,$2)
-             ON CONFLICT(partition) DO UPDATE
-               SET required_writer_version=greatest(f.required_writer_version, excluded.required_writer_version)",
-            &[&partition, &version],
-        )
-        .await?;
-    Ok(())
+        client,
+        "INSERT INTO sync_writer_fence AS f (partition, required_writer_version)
+         SELECT i.partition, max(i.version)
+         FROM unnest($1::text[], $2::integer[]) AS i(partition, version) GROUP BY i.partition
+         ON CONFLICT(partition) DO UPDATE
+           SET required_writer_version=greatest(f.required_writer_version, excluded.required_writer_version)",
+        &[&partitions, &versions],
+    )
+    .await
 }

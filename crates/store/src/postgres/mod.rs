@@ -13,6 +13,7 @@ mod failure;
 mod locked;
 mod maintain;
 mod migrate;
+mod operating;
 mod options;
 mod pipeline;
 mod plan;
@@ -33,12 +34,13 @@ use parking_lot::RwLock;
 use tidegate_engine::gate::GateToken;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
 use tidegate_engine::schema::Schema;
-use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
+use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
 
 pub use options::{ConnectError, PostgresOptions};
 
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
+use crate::operating::{Grant, MigrationPlan, PartitionSummary};
 use crate::{
     Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
     SchemaOutcome, Snapshot, Store, Touch,
@@ -247,7 +249,97 @@ impl AsyncWork<Pruned> for Prune {
     }
 }
 
-impl OperatorStore for PostgresStore {}
+struct PutGrant {
+    partition: PartitionId,
+    grant: Grant,
+}
+
+#[async_trait]
+impl AsyncWork<()> for PutGrant {
+    async fn run(self, session: &mut Session) -> Result<(), StoreError> {
+        operating::put_grant(session, self.partition.as_str(), &self.grant).await
+    }
+}
+
+struct DeleteGrant {
+    partition: PartitionId,
+    actor: ActorId,
+}
+
+#[async_trait]
+impl AsyncWork<bool> for DeleteGrant {
+    async fn run(self, session: &mut Session) -> Result<bool, StoreError> {
+        operating::delete_grant(session, self.partition.as_str(), &self.actor).await
+    }
+}
+
+#[async_trait]
+impl OperatorStore for PostgresStore {
+    async fn summarize_partitions(
+        &self,
+        after: Option<&PartitionId>,
+        limit: usize,
+    ) -> Result<Vec<PartitionSummary>, StoreError> {
+        self.plan()?;
+        let mut lease = self.lease().await?;
+        operating::summarize(&mut lease, after.map(PartitionId::as_str), limit).await
+    }
+
+    async fn summarize_partition(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<Option<PartitionSummary>, StoreError> {
+        self.plan()?;
+        let mut lease = self.lease().await?;
+        operating::summarize_one(&mut lease, partition.as_str()).await
+    }
+
+    async fn read_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<Option<Grant>, StoreError> {
+        self.plan()?;
+        let mut lease = self.lease().await?;
+        operating::read_grant(&mut lease, partition.as_str(), actor).await
+    }
+
+    async fn put_grant(&self, partition: &PartitionId, grant: &Grant) -> Result<(), StoreError> {
+        self.plan()?;
+        self.write(PutGrant {
+            partition: partition.clone(),
+            grant: grant.clone(),
+        })
+        .await
+    }
+
+    async fn delete_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<bool, StoreError> {
+        self.plan()?;
+        self.write(DeleteGrant {
+            partition: partition.clone(),
+            actor: actor.clone(),
+        })
+        .await
+    }
+
+    async fn plan_migration(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+    ) -> Result<MigrationPlan, StoreError> {
+        let session = self.migration_session().await?;
+        migrate::dry_run(&session.client, &schema, declarations).await
+    }
+
+    async fn published_version(&self) -> Result<Option<SchemaVersion>, StoreError> {
+        let lease = self.lease().await?;
+        migrate::published_version(&lease.client).await
+    }
+}
 
 #[async_trait]
 impl Store for PostgresStore {
@@ -256,7 +348,7 @@ impl Store for PostgresStore {
         schema: Arc<Schema>,
         declarations: &[Declaration],
         now_ms: i64,
-        _observer: Arc<dyn MigrationObserver>,
+        observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
         let wanted = Ensured::new(Arc::clone(&schema), declarations);
@@ -266,10 +358,9 @@ impl Store for PostgresStore {
         let plan = Arc::new(Plan::new(schema));
         let session = self.migration_session().await?;
         let (running, list) = (Arc::clone(&plan), declarations.to_vec());
-        let task =
-            tokio::spawn(
-                async move { migrate::ensure(&session.client, &running, &list, now_ms).await },
-            );
+        let task = tokio::spawn(async move {
+            migrate::ensure(&session.client, &running, &list, now_ms, &*observer).await
+        });
         let outcome = task
             .await
             .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))?;

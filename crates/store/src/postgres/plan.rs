@@ -9,8 +9,8 @@ use tidegate_engine::model::ChildrenKey;
 use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
+pub(super) use crate::physical::quote;
 use crate::physical::{MetaColumn, meta};
-pub(super) use crate::physical::{create_index, quote};
 
 /// The columns that every app table has; types as `format_type` spells them.
 pub(super) const META_COLUMNS: [MetaColumn; 6] = [

@@ -105,6 +105,11 @@ CREATE TABLE IF NOT EXISTS tidegate_backfills(
   pace TEXT, last_error TEXT, updated_at_ms INTEGER NOT NULL,
   PRIMARY KEY(partition, name)
 );
+CREATE TABLE IF NOT EXISTS tidegate_grants(
+  partition TEXT NOT NULL, actor_id TEXT NOT NULL,
+  scopes TEXT NOT NULL, updated_at_ms INTEGER NOT NULL,
+  PRIMARY KEY(partition, actor_id)
+);
 ";
 
 const FENCE: &str = "sync_commits_writer_fence";
@@ -124,32 +129,70 @@ END";
 
 /// Applies the core schema idempotently, in a transaction of its own. The fence
 /// is replaced in that transaction, and only when it differs: there is no
-/// moment without one.
+/// moment without one. A database that lacks nothing is not touched.
 pub(super) fn apply(connection: &mut Connection) -> Result<(), StoreError> {
-    let context = "preparing the core tables";
+    if missing(connection)?.is_empty() {
+        return Ok(());
+    }
     let tx = connection
         .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
-        .map_err(during(context))?;
-    tx.execute_batch(TABLES).map_err(during(context))?;
-    let has_writer_version = tx
-        .prepare("SELECT 1 FROM pragma_table_info('sync_commits') WHERE name='writer_version'")
-        .and_then(|mut statement| statement.exists([]))
-        .map_err(during(context))?;
-    if !has_writer_version {
-        tx.execute_batch("ALTER TABLE sync_commits ADD COLUMN writer_version INTEGER")
-            .map_err(during(context))?;
+        .map_err(during(CONTEXT))?;
+    for statement in missing(&tx)? {
+        tx.execute_batch(&statement).map_err(during(CONTEXT))?;
     }
-    let fence: Option<String> = tx
+    tx.commit().map_err(during(CONTEXT))
+}
+
+const CONTEXT: &str = "preparing the core tables";
+
+/// The statements that bring this database to the core schema, in order.
+pub(super) fn missing(connection: &Connection) -> Result<Vec<String>, StoreError> {
+    let mut statements = Vec::new();
+    for statement in TABLES.split(';').map(str::trim) {
+        let Some(name) = created(statement) else {
+            continue;
+        };
+        if !exists(connection, name)? {
+            statements.push(statement.to_owned());
+        }
+    }
+    if exists(connection, "sync_commits")? {
+        let has_writer_version = connection
+            .prepare("SELECT 1 FROM pragma_table_info('sync_commits') WHERE name='writer_version'")
+            .and_then(|mut statement| statement.exists([]))
+            .map_err(during(CONTEXT))?;
+        if !has_writer_version {
+            statements
+                .push("ALTER TABLE sync_commits ADD COLUMN writer_version INTEGER".to_owned());
+        }
+    }
+    let fence: Option<String> = connection
         .query_row(
             "SELECT sql FROM sqlite_master WHERE type='trigger' AND name=?",
             [FENCE],
             |row| row.get(0),
         )
         .optional()
-        .map_err(during(context))?;
+        .map_err(during(CONTEXT))?;
     if fence.as_deref() != Some(FENCE_TRIGGER) {
-        tx.execute_batch(&format!("DROP TRIGGER IF EXISTS {FENCE}; {FENCE_TRIGGER}"))
-            .map_err(during(context))?;
+        if fence.is_some() {
+            statements.push(format!("DROP TRIGGER {FENCE}"));
+        }
+        statements.push(FENCE_TRIGGER.to_owned());
     }
-    tx.commit().map_err(during(context))
+    Ok(statements)
+}
+
+/// Whether the database has a table or index of that name.
+pub(super) fn exists(connection: &Connection, name: &str) -> Result<bool, StoreError> {
+    connection
+        .prepare_cached("SELECT 1 FROM sqlite_master WHERE type IN ('table','index') AND name=?")
+        .and_then(|mut statement| statement.exists([name]))
+        .map_err(during(CONTEXT))
+}
+
+/// The name of what a `CREATE … IF NOT EXISTS` creates.
+fn created(statement: &str) -> Option<&str> {
+    let (_, rest) = statement.split_once("IF NOT EXISTS ")?;
+    rest.split([' ', '(', '\n']).next()
 }

@@ -1,27 +1,37 @@
 //! `ensure_schema`: verification at an equal version, migration from an older
-//! one, refusal of a newer one (docs/migrations.md rules 1 and 2).
+//! one, refusal of a newer one; and the dry run of a migration, which lists the
+//! steps that the migration executes (docs/migrations.md rules 1 and 2).
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
 use tidegate_engine::SchemaVersion;
-use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
-use tidegate_engine::schema::{StoredLayouts, Table};
+use tidegate_engine::gate::PendingCheckpoint;
+use tidegate_engine::schema::{Schema, StoredLayouts};
 
 use super::catalog;
-use super::commit::{bind_value, undeclared};
+use super::commit::bind_value;
 use super::core_schema;
 use super::failure::{during, is_row_constraint, store_error};
-use super::plan::{META_COLUMNS, Plan, create_index, create_table, quote, sql_type};
+use super::plan::{META_COLUMNS, Plan, create_table, quote, sql_type};
+use super::readers::in_one_view;
 use crate::error::StoreError;
-use crate::physical::{PhysicalColumn, verify};
-use crate::stored::{changes_layouts, check_declaration, refused};
+use crate::migrating::{
+    Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
+    is_older, judge, verify_tables,
+};
+use crate::operating::{MigrationObserver, MigrationPlan, MigrationStep};
 use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
-/// Rows rewritten per page.
-const PAGE: i64 = 1000;
+
+const DIALECT: Dialect = Dialect {
+    meta: &META_COLUMNS,
+    create_table,
+    sql_type,
+    json_becomes_nullable: false,
+};
 
 /// Runs alone on the writer's connection.
 pub(super) fn ensure(
@@ -29,48 +39,213 @@ pub(super) fn ensure(
     plan: &Plan,
     declarations: &[Declaration],
     now_ms: i64,
+    observer: &dyn MigrationObserver,
 ) -> Result<SchemaOutcome, StoreError> {
     core_schema::apply(connection)?;
+    let migrates = is_older(read_marker(connection)?.as_ref(), plan.version());
+    if migrates {
+        observer.step(MigrationStep::WaitingForBarrier);
+    }
+    // The transaction is the barrier: no other writer of the file is inside.
     let tx = connection
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(during(CONTEXT))?;
-    let running = plan.version();
-    let marker = read_marker(&tx)?;
-    let outcome = match &marker {
-        Some((stored, _)) if *stored > running => {
-            return Err(StoreError::NewerSchema {
-                stored: *stored,
-                running,
-            });
-        }
-        Some((stored, layouts)) if *stored == running => {
-            verify_layouts(&tx, plan, layouts)?;
-            adopt_log(&tx, running)?;
+    if migrates {
+        observer.step(MigrationStep::BarrierHeld);
+    }
+    // What stands behind the barrier is what counts: another process may have
+    // migrated while this one waited.
+    let found = find(&tx, &plan.schema, declarations)?;
+    let outcome = match judge(&plan.schema, &DIALECT, &found, declarations)? {
+        Judged::Fits => {
+            adopt_log(&tx, plan.version())?;
             SchemaOutcome::Verified
         }
-        _ => {
-            let from = marker.as_ref().map(|(stored, _)| *stored);
-            if let Some(stored) = from {
+        Judged::Migrate(migration) => {
+            if let Some(stored) = migration.from {
                 adopt_log(&tx, stored)?;
             }
-            let layouts = marker.map(|(_, layouts)| layouts).unwrap_or_default();
-            migrate(&tx, plan, &layouts)?;
-            install(&tx, running, declarations, now_ms)?;
-            SchemaOutcome::Migrated { from }
+            execute(&tx, plan, &migration, observer)?;
+            publish(&tx, plan, &migration)?;
+            install(&tx, &migration.installs, now_ms)?;
+            observer.step(MigrationStep::Publishing);
+            SchemaOutcome::Migrated {
+                from: migration.from,
+            }
         }
     };
-    if let Some(pending) = undeclared(&tx, plan, |partition, name| {
-        declarations
-            .iter()
-            .any(|listed| listed.name == name && listed.partitions.contains(partition))
-    })? {
-        return Err(StoreError::CheckpointIncomplete(pending));
-    }
     tx.commit().map_err(during(CONTEXT))?;
     Ok(outcome)
 }
 
+/// What [`ensure`] would do. Runs on a connection that can only read, in one view:
+/// no writer waits for it.
+pub(super) fn dry_run(
+    connection: &Connection,
+    schema: &Schema,
+    declarations: &[Declaration],
+) -> Result<MigrationPlan, StoreError> {
+    in_one_view(connection, |connection| {
+        let found = find(connection, schema, declarations)?;
+        let judged = judge(schema, &DIALECT, &found, declarations)?;
+        let mut counted = BTreeMap::new();
+        if let Judged::Migrate(migration) = &judged {
+            for step in &migration.steps {
+                try_step(connection, schema, step, &mut counted)?;
+            }
+        }
+        let core = core_schema::missing(connection)?;
+        let locks = match &judged {
+            Judged::Fits if core.is_empty() => Vec::new(),
+            _ => vec![
+                "the write lock of the database, from beginning to end: other writers wait (at most \
+                 their busy timeout), readers go on"
+                    .to_owned(),
+            ],
+        };
+        Ok(describe(&judged, schema.version(), core, &counted, locks))
+    })
+}
+
+/// Finds what would make a step fail, and counts what it would rewrite.
+fn try_step(
+    connection: &Connection,
+    schema: &Schema,
+    step: &Step,
+    counted: &mut BTreeMap<String, u64>,
+) -> Result<(), StoreError> {
+    match step {
+        Step::Run(_) => Ok(()),
+        Step::Unique(index) => match &index.violation {
+            Some(query) if holds(connection, query)? => Err(index.broken()),
+            _ => Ok(()),
+        },
+        Step::Rewrite(rewrite) => {
+            let table = schema.table_at(rewrite.table);
+            let mut uniques = Uniques::of(table, rewrite);
+            let mut rows = 0_u64;
+            walk(connection, schema, rewrite, |page| {
+                for row in page {
+                    let (_, values) = rewrite.row(table, row.payload)?;
+                    uniques.row(&row.partition, &values)?;
+                    rows += 1;
+                }
+                Ok(())
+            })?;
+            counted.insert(table.name.clone(), rows);
+            Ok(())
+        }
+    }
+}
+
+fn holds(connection: &Connection, query: &str) -> Result<bool, StoreError> {
+    connection
+        .prepare(query)
+        .and_then(|mut statement| statement.exists([]))
+        .map_err(during(CONTEXT))
+}
+
+/// Reads everything that decides what is to be done. Any table may be missing.
+fn find(
+    tx: &Connection,
+    schema: &Schema,
+    declarations: &[Declaration],
+) -> Result<Found, StoreError> {
+    let marker = read_marker(tx)?;
+    let migrates = is_older(marker.as_ref(), schema.version());
+    let mut found = Found {
+        marker,
+        facts: facts(tx, schema)?,
+        ..Found::default()
+    };
+    if core_schema::exists(tx, "sync_backfill_checkpoints")? {
+        found.pending = tx
+            .prepare(&super::read::pending_statement(schema.version()))
+            .and_then(|mut statement| {
+                let pending = |row: &Row<'_>| {
+                    Ok(PendingCheckpoint {
+                        partition: row.get(0)?,
+                        name: row.get(1)?,
+                    })
+                };
+                statement.query_map([], pending)?.collect()
+            })
+            .map_err(during(CONTEXT))?;
+        for declaration in declarations.iter().filter(|_| migrates) {
+            let taken: Vec<((String, String), SchemaVersion)> = tx
+                .prepare_cached(
+                    "SELECT partition, name, schema_version FROM sync_backfill_checkpoints
+                     WHERE name=?1 AND schema_version<>?2",
+                )
+                .and_then(|mut statement| {
+                    statement
+                        .query_map(
+                            params![declaration.name, declaration.schema_version.0],
+                            |row| Ok(((row.get(0)?, row.get(1)?), SchemaVersion(row.get(2)?))),
+                        )?
+                        .collect()
+                })
+                .map_err(during(CONTEXT))?;
+            found.taken.extend(taken);
+        }
+    }
+    let every = |declaration: &Declaration| declaration.partitions == Partitions::Every;
+    if migrates && declarations.iter().any(every) {
+        found.partitions = known_partitions(tx)?;
+    }
+    Ok(found)
+}
+
+fn facts(tx: &Connection, schema: &Schema) -> Result<BTreeMap<String, Facts>, StoreError> {
+    schema
+        .tables()
+        .iter()
+        .map(|table| {
+            let facts = Facts {
+                columns: catalog::columns(tx, &table.name)?,
+                indexes: catalog::indexes(tx, &table.name)?,
+            };
+            Ok((table.name.clone(), facts))
+        })
+        .collect()
+}
+
+/// Every partition that has a log or is registered.
+fn known_partitions(tx: &Connection) -> Result<Vec<String>, StoreError> {
+    let mut all = std::collections::BTreeSet::new();
+    for table in ["sync_partitions", "sync_partition_registry"] {
+        if core_schema::exists(tx, table)? {
+            let names: Vec<String> = tx
+                .prepare(&format!("SELECT partition FROM {table}"))
+                .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
+                .map_err(during(CONTEXT))?;
+            all.extend(names);
+        }
+    }
+    Ok(all.into_iter().collect())
+}
+
+/// The published version; `None` for a new database.
+pub(super) fn published_version(
+    connection: &Connection,
+) -> Result<Option<SchemaVersion>, StoreError> {
+    if !core_schema::exists(connection, "sync_schema_meta")? {
+        return Ok(None);
+    }
+    connection
+        .query_row(
+            "SELECT schema_version FROM sync_schema_meta WHERE id=1",
+            [],
+            |row| row.get(0).map(SchemaVersion),
+        )
+        .optional()
+        .map_err(during(CONTEXT))
+}
+
 fn read_marker(tx: &Connection) -> Result<Option<(SchemaVersion, StoredLayouts)>, StoreError> {
+    if !core_schema::exists(tx, "sync_schema_meta")? {
+        return Ok(None);
+    }
     let marker: Option<(i32, String)> = tx
         .query_row(
             "SELECT schema_version, layouts FROM sync_schema_meta WHERE id=1",
@@ -87,23 +262,6 @@ fn read_marker(tx: &Connection) -> Result<Option<(SchemaVersion, StoredLayouts)>
             Ok((SchemaVersion(version), layouts))
         })
         .transpose()
-}
-
-fn verify_layouts(tx: &Connection, plan: &Plan, layouts: &StoredLayouts) -> Result<(), StoreError> {
-    if let Some(mismatch) = layouts.mismatch(&plan.schema) {
-        return Err(StoreError::StoredLayoutMismatch {
-            table: mismatch.table,
-            column: mismatch.column,
-        });
-    }
-    verify_catalog(tx, plan)
-}
-
-fn verify_catalog(tx: &Connection, plan: &Plan) -> Result<(), StoreError> {
-    plan.schema
-        .tables()
-        .iter()
-        .try_for_each(|table| verify(table, &META_COLUMNS, &catalog::columns(tx, &table.name)?))
 }
 
 /// Another program may have brought the database to `stored`. Then commits that
@@ -141,19 +299,38 @@ fn mark_known(tx: &Connection, version: SchemaVersion) -> Result<(), StoreError>
     .map_err(during(CONTEXT))
 }
 
-fn migrate(tx: &Connection, plan: &Plan, stored: &StoredLayouts) -> Result<(), StoreError> {
-    let steps = migration::plan(stored, &plan.schema).map_err(|refusals| refused(&refusals))?;
-    for step in &steps.tables {
-        migrate_table(tx, plan.schema.table_at(step.table), &step.change)?;
+/// Runs the steps in order; then the catalog must be what the schema wants.
+fn execute(
+    tx: &Connection,
+    plan: &Plan,
+    migration: &Migration,
+    observer: &dyn MigrationObserver,
+) -> Result<(), StoreError> {
+    for step in &migration.steps {
+        match step {
+            Step::Run(sql) => {
+                tracing::debug!(sql, "migrating");
+                tx.execute_batch(sql).map_err(during(CONTEXT))?;
+            }
+            Step::Unique(index) => {
+                tracing::debug!(sql = index.sql, "migrating");
+                tx.execute_batch(&index.sql).map_err(|error| {
+                    if is_row_constraint(&error) {
+                        index.broken()
+                    } else {
+                        store_error(CONTEXT, error)
+                    }
+                })?;
+            }
+            Step::Rewrite(rewrite) => rewrite_rows(tx, &plan.schema, rewrite, observer)?,
+        }
     }
-    for table in &steps.retired {
-        retire(tx, table)?;
-    }
-    for table in plan.schema.tables() {
-        create_indexes(tx, table)?;
-    }
-    verify_catalog(tx, plan)?;
-    if changes_layouts(&steps) {
+    verify_tables(&plan.schema, &DIALECT, &facts(tx, &plan.schema)?)
+}
+
+/// Raises the layout floors and publishes the marker.
+fn publish(tx: &Connection, plan: &Plan, migration: &Migration) -> Result<(), StoreError> {
+    if migration.changes_layouts {
         tx.execute(
             "INSERT INTO tidegate_layouts(schema_version, partition, head_seq)
              SELECT ?1, partition, max_commit_seq FROM sync_partitions WHERE true
@@ -173,80 +350,65 @@ fn migrate(tx: &Connection, plan: &Plan, stored: &StoredLayouts) -> Result<(), S
     .map_err(during(CONTEXT))
 }
 
-fn migrate_table(tx: &Connection, table: &Table, change: &TableChange) -> Result<(), StoreError> {
-    tx.execute_batch(&create_table(table))
-        .map_err(during(CONTEXT))?;
-    drop_owned_indexes(tx, table)?;
-    let physical = catalog::columns(tx, &table.name)?;
-    let gained = align_columns(tx, table, &physical)?;
-    let (stored, appended_from) = match change {
-        TableChange::Appended { stored, columns } => (Some(stored), columns.start),
-        TableChange::Created | TableChange::Unchanged => (None, table.columns.len()),
-    };
-    // Appended columns are NULL already; others that appear now (a table that
-    // begins to have SQL columns) hold what the payload holds.
-    let filled: Vec<usize> = gained
-        .into_iter()
-        .filter(|ordinal| *ordinal < appended_from)
-        .collect();
-    if stored.is_none() && filled.is_empty() {
-        return Ok(());
-    }
-    rewrite_rows(tx, table, stored.map(Vec::as_slice), &filled)
+struct StoredPayload {
+    partition: String,
+    row_id: String,
+    payload: Bytes,
 }
 
-/// Adds missing columns, all nullable in SQL, and drops app columns of a table
-/// that no longer has any. Returns the ordinals added.
-fn align_columns(
+/// Walks the rows of a table page by page in key order.
+fn walk(
     tx: &Connection,
-    table: &Table,
-    physical: &[PhysicalColumn],
-) -> Result<Vec<usize>, StoreError> {
-    let exists = |name: &str| physical.iter().any(|column| column.name == name);
-    let alter = |action: String| {
-        tx.execute_batch(&format!("ALTER TABLE {} {action}", quote(&table.name)))
-            .map_err(during(CONTEXT))
+    schema: &Schema,
+    rewrite: &Rewrite,
+    mut take: impl FnMut(Vec<StoredPayload>) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let mut pages = Pages::of(schema.table_at(rewrite.table), ["?1", "?1", "?2", "?3"]);
+    let mut first = tx.prepare(&pages.first).map_err(during(CONTEXT))?;
+    let mut next = tx.prepare(&pages.next).map_err(during(CONTEXT))?;
+    let read = |row: &Row<'_>| {
+        Ok(StoredPayload {
+            partition: row.get(0)?,
+            row_id: row.get(1)?,
+            payload: row.get::<_, Vec<u8>>(2)?.into(),
+        })
     };
-    for column in &META_COLUMNS {
-        if !column.not_null && !exists(column.name) {
-            alter(format!(
-                "ADD COLUMN {} {}",
-                quote(column.name),
-                column.sql_type
-            ))?;
-        }
-    }
-    let mut gained = Vec::new();
-    for (ordinal, column) in table.columns.iter().enumerate() {
-        match (table.materialize, exists(&column.name)) {
-            (true, false) => {
-                alter(format!(
-                    "ADD COLUMN {} {}",
-                    quote(&column.name),
-                    sql_type(column.ty)
-                ))?;
-                gained.push(ordinal);
+    let mut after: Option<(String, String)> = None;
+    loop {
+        // No key is known to be below all others, so the first page has none.
+        let page: Vec<StoredPayload> = match &after {
+            None => first.query_map([pages.rows()], read),
+            Some((partition, row_id)) => {
+                next.query_map(params![partition, row_id, pages.rows()], read)
             }
-            (false, true) => alter(format!("DROP COLUMN {}", quote(&column.name)))?,
-            _ => {}
         }
+        .and_then(Iterator::collect)
+        .map_err(during(CONTEXT))?;
+        let Some(last) = page.last() else {
+            return Ok(());
+        };
+        after = Some((last.partition.clone(), last.row_id.clone()));
+        pages.learn(page.len(), page.iter().map(|row| row.payload.len()).sum());
+        take(page)?;
     }
-    Ok(gained)
 }
 
-/// Rewrites every payload of a table, page by page in key order.
+/// Rewrites every row of a table.
 fn rewrite_rows(
     tx: &Connection,
-    table: &Table,
-    stored: Option<&[ssp2::Column]>,
-    filled: &[usize],
+    schema: &Schema,
+    rewrite: &Rewrite,
+    observer: &dyn MigrationObserver,
 ) -> Result<(), StoreError> {
-    let corrupt = || StoreError::Corrupt {
-        what: "the payload of a row",
-    };
+    let table = schema.table_at(rewrite.table);
     let name = quote(&table.name);
+    let rows_total: i64 = tx
+        .query_row(&format!("SELECT count(*) FROM {name}"), [], |row| {
+            row.get(0)
+        })
+        .map_err(during(CONTEXT))?;
     let mut assignments = String::new();
-    for ordinal in filled {
+    for ordinal in &rewrite.filled {
         assignments.push_str(&format!(", {}=?", quote(&table.columns[*ordinal].name)));
     }
     let mut update = tx
@@ -254,188 +416,54 @@ fn rewrite_rows(
             "UPDATE {name} SET _sync_payload=?{assignments} WHERE _sync_partition=? AND _sync_row_id=?"
         ))
         .map_err(during(CONTEXT))?;
-    let mut page = tx
-        .prepare(&format!(
-            "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {name}
-             WHERE (_sync_partition, _sync_row_id) > (?1, ?2)
-             ORDER BY _sync_partition, _sync_row_id LIMIT ?3"
-        ))
-        .map_err(during(CONTEXT))?;
-    // Every key is above ('', ''), but for a row whose key is exactly that.
-    let mut after: Option<(String, String)> = None;
-    let mut rewritten = 0_usize;
-    let mut first = tx
-        .prepare(&format!(
-            "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {name}
-             ORDER BY _sync_partition, _sync_row_id LIMIT ?1"
-        ))
-        .map_err(during(CONTEXT))?;
-    loop {
-        let read = |row: &rusqlite::Row<'_>| {
-            Ok((
-                row.get::<_, String>(0)?,
-                row.get::<_, String>(1)?,
-                row.get::<_, Vec<u8>>(2)?,
-            ))
-        };
-        let rows: Vec<(String, String, Vec<u8>)> = match &after {
-            None => first
-                .query_map([PAGE], read)
-                .and_then(Iterator::collect)
-                .map_err(during(CONTEXT))?,
-            Some((partition, row_id)) => page
-                .query_map(params![partition, row_id, PAGE], read)
-                .and_then(Iterator::collect)
-                .map_err(during(CONTEXT))?,
-        };
-        let Some((partition, row_id, _)) = rows.last() else {
-            return Ok(());
-        };
-        after = Some((partition.clone(), row_id.clone()));
-        rewritten += rows.len();
-        tracing::info!(table = %table.name, rewritten, "rewriting stored rows");
-        for (partition, row_id, payload) in rows {
-            let mut payload = Bytes::from(payload);
-            if let Some(stored) = stored {
-                payload =
-                    rewrite_payload(stored, &table.columns, &payload).map_err(|_| corrupt())?;
-            }
-            let values = if filled.is_empty() {
-                Vec::new()
-            } else {
-                ssp2::row::decode_row(&table.columns, &payload).map_err(|_| corrupt())?
-            };
+    let filled = &rewrite.filled;
+    let mut rows_done = 0_u64;
+    walk(tx, schema, rewrite, |page| {
+        for row in page {
+            let (payload, values) = rewrite.row(table, row.payload)?;
             let bind = |update: &mut rusqlite::Statement<'_>| -> rusqlite::Result<()> {
                 update.raw_bind_parameter(1, &payload[..])?;
                 for (at, ordinal) in filled.iter().enumerate() {
                     bind_value(update, 2 + at, &values[*ordinal])?;
                 }
-                update.raw_bind_parameter(2 + filled.len(), partition.as_str())?;
-                update.raw_bind_parameter(3 + filled.len(), row_id.as_str())?;
+                update.raw_bind_parameter(2 + filled.len(), row.partition.as_str())?;
+                update.raw_bind_parameter(3 + filled.len(), row.row_id.as_str())?;
                 update.raw_execute().map(|_| ())
             };
             bind(&mut update).map_err(during(CONTEXT))?;
+            rows_done += 1;
         }
-    }
-}
-
-/// Drops Tidegate's own indexes of a table, and one under a bare declared name,
-/// as older databases have them.
-fn drop_owned_indexes(tx: &Connection, table: &Table) -> Result<(), StoreError> {
-    let declared: BTreeSet<&str> = table
-        .indexes
-        .iter()
-        .map(|index| index.name.as_str())
-        .collect();
-    for name in catalog::indexes(tx, &table.name)? {
-        if name.starts_with(crate::stored::OWNED_INDEX_PREFIX) || declared.contains(name.as_str()) {
-            tx.execute_batch(&format!("DROP INDEX {}", quote(&name)))
-                .map_err(during(CONTEXT))?;
-        }
-    }
-    Ok(())
-}
-
-fn create_indexes(tx: &Connection, table: &Table) -> Result<(), StoreError> {
-    if !table.materialize {
-        return Ok(());
-    }
-    for index in &table.indexes {
-        tx.execute_batch(&create_index(table, index))
-            .map_err(|error| {
-                if is_row_constraint(&error) {
-                    StoreError::RefusedMigration {
-                        table: table.name.clone(),
-                        reason: format!("stored rows break the unique index {}", index.name),
-                    }
-                } else {
-                    store_error(CONTEXT, error)
-                }
-            })?;
-    }
-    Ok(())
-}
-
-/// Drops a table that the schema no longer has, with all that is kept per row of it.
-fn retire(tx: &Connection, table: &str) -> Result<(), StoreError> {
-    tx.execute_batch(&format!("DROP TABLE IF EXISTS {}", quote(table)))
-        .map_err(during(CONTEXT))?;
-    for index in ["sync_row_scopes", "sync_blob_refs", "sync_tombstones"] {
-        tx.execute(&format!("DELETE FROM {index} WHERE tbl=?1"), [table])
-            .map_err(during(CONTEXT))?;
-    }
-    Ok(())
+        observer.step(MigrationStep::Rewriting {
+            table: table.name.clone(),
+            rows_done,
+            rows_total: rows_total.unsigned_abs(),
+        });
+        Ok(())
+    })
 }
 
 /// Installs every declaration and raises its fence (rule 2).
-fn install(
-    tx: &Connection,
-    running: SchemaVersion,
-    declarations: &[Declaration],
-    now_ms: i64,
-) -> Result<(), StoreError> {
-    for declaration in declarations {
-        check_declaration(declaration, running)?;
-        let partitions = match &declaration.partitions {
-            Partitions::One(partition) => vec![partition.as_str().to_owned()],
-            Partitions::Every => known_partitions(tx)?,
-        };
-        for partition in &partitions {
-            install_one(tx, partition, declaration, now_ms)?;
-        }
-    }
-    Ok(())
-}
-
-/// Every partition that has a log or is registered.
-fn known_partitions(tx: &Connection) -> Result<Vec<String>, StoreError> {
-    tx.prepare(
-        "SELECT partition FROM sync_partitions
-         UNION SELECT partition FROM sync_partition_registry ORDER BY 1",
-    )
-    .and_then(|mut statement| statement.query_map([], |row| row.get(0))?.collect())
-    .map_err(during(CONTEXT))
-}
-
-fn install_one(
-    tx: &Connection,
-    partition: &str,
-    declaration: &Declaration,
-    now_ms: i64,
-) -> Result<(), StoreError> {
-    let existing: Option<i32> = tx
-        .query_row(
-            "SELECT schema_version FROM sync_backfill_checkpoints WHERE partition=?1 AND name=?2",
-            [partition, &declaration.name],
-            |row| row.get(0),
-        )
-        .optional()
-        .map_err(during(CONTEXT))?;
-    if let Some(existing) = existing
-        && existing != declaration.schema_version.0
-    {
-        return Err(StoreError::CheckpointVersionTaken {
-            name: declaration.name.clone(),
-            existing: SchemaVersion(existing),
-        });
-    }
-    tx.execute(
+fn install(tx: &Connection, installs: &[Install], now_ms: i64) -> Result<(), StoreError> {
+    let run = |install: &Install| -> rusqlite::Result<()> {
+        tx.prepare_cached(
             "INSERT INTO sync_backfill_checkpoints(partition, name, schema_version, state, updated_at_ms)
              VALUES(?1,?2,?3,'declared',?4) ON CONFLICT(partition, name) DO NOTHING",
-            params![
-                partition,
-                declaration.name,
-                declaration.schema_version.0,
-                now_ms
-            ],
-        )
-        .map_err(during(CONTEXT))?;
-    tx.execute(
+        )?
+        .execute(params![
+            install.partition,
+            install.name,
+            install.version.0,
+            now_ms
+        ])?;
+        tx.prepare_cached(
             "INSERT INTO sync_writer_fence(partition, required_writer_version) VALUES(?1,?2)
              ON CONFLICT(partition) DO UPDATE
                SET required_writer_version=max(required_writer_version, excluded.required_writer_version)",
-            params![partition, declaration.schema_version.0],
-        )
-        .map_err(during(CONTEXT))?;
-    Ok(())
+        )?
+        .execute(params![install.partition, install.version.0])
+        .map(|_| ())
+    };
+    installs
+        .iter()
+        .try_for_each(|install| run(install).map_err(during(CONTEXT)))
 }

@@ -9,6 +9,7 @@ mod failure;
 mod maintain;
 mod merge;
 mod migrate;
+mod operating;
 mod options;
 mod plan;
 mod preambles;
@@ -29,12 +30,13 @@ use tidegate_engine::model::{
     ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry, RowKey, StoredRow,
 };
 use tidegate_engine::schema::Schema;
-use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId};
+use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion};
 
 pub use options::{Location, SqliteOptions, Synchronous};
 
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
+use crate::operating::{Grant, MigrationPlan, PartitionSummary};
 use crate::preamble::View;
 use crate::{
     ChangedRows, ChangedRowsQuery, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned,
@@ -110,7 +112,80 @@ impl SqliteStore {
     }
 }
 
-impl OperatorStore for SqliteStore {}
+#[async_trait]
+impl OperatorStore for SqliteStore {
+    async fn summarize_partitions(
+        &self,
+        after: Option<&PartitionId>,
+        limit: usize,
+    ) -> Result<Vec<PartitionSummary>, StoreError> {
+        self.plan()?;
+        let after = after.cloned();
+        self.readers
+            .run(move |connection| {
+                operating::summarize(connection, after.as_ref().map(PartitionId::as_str), limit)
+            })
+            .await
+    }
+
+    async fn summarize_partition(
+        &self,
+        partition: &PartitionId,
+    ) -> Result<Option<PartitionSummary>, StoreError> {
+        self.plan()?;
+        let partition = partition.clone();
+        self.readers
+            .run(move |connection| operating::summarize_one(connection, partition.as_str()))
+            .await
+    }
+
+    async fn read_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<Option<Grant>, StoreError> {
+        self.plan()?;
+        let (partition, actor) = (partition.clone(), actor.clone());
+        self.readers
+            .run(move |connection| operating::read_grant(connection, partition.as_str(), &actor))
+            .await
+    }
+
+    async fn put_grant(&self, partition: &PartitionId, grant: &Grant) -> Result<(), StoreError> {
+        self.plan()?;
+        let (partition, grant) = (partition.clone(), grant.clone());
+        self.write(move |connection| operating::put_grant(connection, partition.as_str(), &grant))
+            .await
+    }
+
+    async fn delete_grant(
+        &self,
+        partition: &PartitionId,
+        actor: &ActorId,
+    ) -> Result<bool, StoreError> {
+        self.plan()?;
+        let (partition, actor) = (partition.clone(), actor.clone());
+        self.write(move |connection| {
+            operating::delete_grant(connection, partition.as_str(), &actor)
+        })
+        .await
+    }
+
+    async fn plan_migration(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+    ) -> Result<MigrationPlan, StoreError> {
+        let list = declarations.to_vec();
+        self.readers
+            .run_apart(move |connection| migrate::dry_run(connection, &schema, &list))
+            .await
+    }
+
+    async fn published_version(&self) -> Result<Option<SchemaVersion>, StoreError> {
+        self.readers.run(migrate::published_version).await
+    }
+}
 
 #[async_trait]
 impl Store for SqliteStore {
@@ -119,7 +194,7 @@ impl Store for SqliteStore {
         schema: Arc<Schema>,
         declarations: &[Declaration],
         now_ms: i64,
-        _observer: Arc<dyn MigrationObserver>,
+        observer: Arc<dyn MigrationObserver>,
     ) -> Result<SchemaOutcome, StoreError> {
         let mut ensured = self.ensured.lock().await;
         let wanted = Ensured::new(Arc::clone(&schema), declarations);
@@ -130,7 +205,9 @@ impl Store for SqliteStore {
         let (running, list) = (Arc::clone(&plan), declarations.to_vec());
         let outcome = self
             .writer
-            .run_alone(move |connection| migrate::ensure(connection, &running, &list, now_ms))
+            .run_alone(move |connection| {
+                migrate::ensure(connection, &running, &list, now_ms, &*observer)
+            })
             .await?;
         *self.plan.write() = Some(plan);
         *ensured = Some(wanted);

@@ -10,8 +10,8 @@ use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
 use super::read;
+pub(super) use crate::physical::quote;
 use crate::physical::{MetaColumn, meta};
-pub(super) use crate::physical::{create_index, quote};
 
 /// The columns that every app table has.
 pub(super) const META_COLUMNS: [MetaColumn; 6] = [

@@ -181,7 +181,7 @@ fn no_request_path_statement_scans_a_growing_table() {
         options::open_writer(&scratch.database(), &SqliteOptions::memory()).unwrap();
     let schema = compile(&document());
     let plan = Plan::new(Arc::clone(&schema));
-    migrate::ensure(&mut connection, &plan, &[], 1).unwrap();
+    migrate::ensure(&mut connection, &plan, &[], 1, &crate::Unobserved).unwrap();
     let task = put(
         TASKS,
         vec![Value::Integer(1), text("w"), text("a"), text("b")],

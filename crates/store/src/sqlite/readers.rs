@@ -117,6 +117,22 @@ impl Readers {
         self.shared.push(Box::new(work))
     }
 
+    /// Runs a long read on a thread and a connection of its own, so that no other
+    /// read waits for it.
+    pub(super) async fn run_apart<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+    {
+        if self.shared.queue.lock().closed {
+            return Err(StoreError::Closed);
+        }
+        let opener = self.shared.opener.clone();
+        tokio::task::spawn_blocking(move || work(&opener.open()?))
+            .await
+            .unwrap_or_else(|_| Err(read_lost()))
+    }
+
     /// Runs a short read.
     pub(super) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
