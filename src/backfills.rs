@@ -92,7 +92,10 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, ServeError> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
             files.push(path);
         }
     }
@@ -155,9 +158,10 @@ note = "row.title"
 
     #[test]
     fn every_toml_of_the_folder_is_a_backfill_of_every_partition() {
-        let other = TODO
-            .replace("done-flag", "another")
-            .replace("[columns]", "key = \"row.id\"\n[columns]\nlist = \"row.list\"\ntitle = \"row.title\"");
+        let other = TODO.replace("done-flag", "another").replace(
+            "[columns]",
+            "key = \"row.id\"\n[columns]\nlist = \"row.list\"\ntitle = \"row.title\"",
+        );
         let schema_text = r#"{"version":1,"tables":[
             {"name":"todos","primaryKey":"id","columns":[
               {"name":"id","type":"string","nullable":false},{"name":"list","type":"string","nullable":false},

@@ -94,12 +94,21 @@ pub enum Command {
     /// Run the server
     #[command(args_override_self = true)]
     Serve(ServeArgs),
-    /// Validate and explain a schema
+    /// Validate and explain a schema, and validate backfills
     Check {
         /// Schema IR file (syncular.ir.json)
         #[arg(long, value_name = "FILE")]
         schema: PathBuf,
+        /// Folder of declared backfills, one TOML file each
+        #[arg(long, value_name = "DIR")]
+        backfills: Option<PathBuf>,
     },
+    /// Bring the database to the schema, or show what that would do
+    #[command(args_override_self = true)]
+    Migrate(MigrateArgs),
+    /// Look into declared backfills
+    #[command(subcommand)]
+    Backfill(BackfillCommand),
     /// Render SSP2 messages and SSG2 segments as canonical JSON
     Inspect {
         /// Encode each file again and exit 1 if any byte differs
@@ -117,6 +126,79 @@ pub enum Command {
     },
     /// Operate a running server over its control endpoint
     Ctl(CtlArgs),
+}
+
+/// Which database, schema and backfills a command is about.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Source {
+    /// Configuration file (TOML); see config/default.toml for every key
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// sqlite:PATH or postgres://… [default: sqlite:./data/tidegate.db].
+    /// Everybody on the machine can read flags: give a password in the
+    /// environment instead, as TIDEGATE_DATABASE__URL
+    #[arg(long, value_name = "URL")]
+    pub database: Option<String>,
+    /// Schema IR file [default: the built-in demo schema]
+    #[arg(long, value_name = "FILE")]
+    pub schema: Option<PathBuf>,
+    /// Folder of declared backfills, one TOML file each [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub backfills: Option<PathBuf>,
+}
+
+impl Source {
+    /// The configuration layer of the flags.
+    pub fn overrides(&self) -> Overrides {
+        Overrides {
+            database: self.database.clone(),
+            schema: self.schema.clone(),
+            backfills: self.backfills.clone(),
+            ..Overrides::default()
+        }
+    }
+}
+
+/// `tidegate migrate`
+#[derive(Debug, Clone, Default, Args)]
+pub struct MigrateArgs {
+    /// Database, schema and backfills.
+    #[command(flatten)]
+    pub source: Source,
+    /// Show the statements, rows, locks and duration of the migration; change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// JSON on standard output, one object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tidegate backfill`
+#[derive(Debug, Clone, Subcommand)]
+pub enum BackfillCommand {
+    /// Show source rows and what a backfill computes of them; write nothing
+    #[command(args_override_self = true)]
+    Preview(PreviewArgs),
+}
+
+/// `tidegate backfill preview`
+#[derive(Debug, Clone, Default, Args)]
+pub struct PreviewArgs {
+    /// Name of the backfill
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// Database, schema and backfills.
+    #[command(flatten)]
+    pub source: Source,
+    /// Source rows to show, over all partitions
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    pub limit: usize,
+    /// Rows of that partition alone
+    #[arg(long, value_name = "ID")]
+    pub partition: Option<String>,
+    /// JSON on standard output, one object a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `tidegate serve`
@@ -139,6 +221,9 @@ pub struct ServeArgs {
     /// Schema IR file [default: the built-in demo schema]
     #[arg(long, value_name = "FILE")]
     pub schema: Option<PathBuf>,
+    /// Folder of declared backfills, one TOML file each [default: none]
+    #[arg(long, value_name = "DIR")]
+    pub backfills: Option<PathBuf>,
     /// Accept development authentication on an address that is not loopback
     #[arg(long)]
     pub insecure_dev_auth: bool,
@@ -156,6 +241,7 @@ impl ServeArgs {
             control_listen: self.control_listen.clone(),
             database: self.database.clone(),
             schema: self.schema.clone(),
+            backfills: self.backfills.clone(),
             insecure_dev_auth: self.insecure_dev_auth,
         }
     }

@@ -4,11 +4,13 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+pub mod backfills;
 pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod control;
 pub mod http;
+pub mod migration_progress;
 mod serve_error;
 pub mod server;
 pub mod shutdown;

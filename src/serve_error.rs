@@ -42,6 +42,18 @@ pub enum ServeError {
     /// The schema breaks rules.
     #[error("the schema is not valid: {}", .0.join("; "))]
     InvalidSchema(Vec<String>),
+    /// The folder of the backfills, or a file in it, cannot be read.
+    #[error("cannot read the backfills {path}: {source}")]
+    BackfillsUnreadable {
+        /// Its path.
+        path: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Backfills break rules.
+    #[error("the backfills are not valid: {}", .0.join("; "))]
+    InvalidBackfills(Vec<String>),
     /// The folder of the database cannot be made.
     #[error("cannot create the folder of the database {path}: {source}")]
     DatabaseFolder {
@@ -50,6 +62,12 @@ pub enum ServeError {
         /// Why.
         #[source]
         source: std::io::Error,
+    },
+    /// There is no database to read.
+    #[error("there is no database {path}")]
+    NoDatabase {
+        /// Its path.
+        path: String,
     },
     /// The storage refuses.
     #[error("{}", chain(.0))]
@@ -115,9 +133,11 @@ impl ServeError {
             | Self::ControlWithoutToken(_)
             | Self::TestHooksExposed(_)
             | Self::TestHooksUnreachable
-            | Self::SchemaUnreadable { .. } => Exit::Usage,
+            | Self::SchemaUnreadable { .. }
+            | Self::BackfillsUnreadable { .. }
+            | Self::InvalidBackfills(_) => Exit::Usage,
             Self::InvalidSchema(_) => Exit::InvalidSchema,
-            Self::DatabaseFolder { .. } => Exit::Database,
+            Self::DatabaseFolder { .. } | Self::NoDatabase { .. } => Exit::Database,
             Self::Storage(error) => match error {
                 StoreError::NewerSchema { .. }
                 | StoreError::StoredLayoutMismatch { .. }

@@ -18,7 +18,7 @@ use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
-use tidegate_store::{Declaration, Declared, Partitions, SchemaOutcome, Store, StoreError};
+use tidegate_store::{Declared, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
@@ -171,6 +171,31 @@ pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
     };
     let store = SqliteStore::open(sqlite_options(config, path))?;
     Ok(store)
+}
+
+/// Opens the configured database to read it alone: none is created. Where there is
+/// no SQLite file it is an empty database that ends with the process.
+///
+/// # Errors
+/// As [`open_store`].
+pub async fn open_store_to_read(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
+    match open_existing_store(config).await {
+        Err(ServeError::NoDatabase { .. }) => Ok(SqliteStore::open(sqlite_options(config, None))?),
+        opened => opened,
+    }
+}
+
+/// [`open_store`] of a database that exists.
+///
+/// # Errors
+/// [`ServeError::NoDatabase`], or as [`open_store`].
+pub async fn open_existing_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
+    match config.database.parse()? {
+        DatabaseUrl::SqliteFile(path) if !path.exists() => Err(ServeError::NoDatabase {
+            path: path.display().to_string(),
+        }),
+        _ => open_store(config).await,
+    }
 }
 
 fn sqlite_options(config: &Config, path: Option<PathBuf>) -> SqliteOptions {
@@ -327,7 +352,7 @@ impl Service {
                     directory: directory.clone(),
                     store: Arc::clone(&store),
                     schema: Arc::clone(&schema),
-                    declarations: declarations(&hooks.projections),
+                    declarations: crate::backfills::declarations(&hooks.projections),
                     projections: hooks.projections.clone(),
                     clock: Arc::clone(&clock),
                     watch: Arc::new(NoWatch),
@@ -354,18 +379,6 @@ impl Service {
 
 fn clock_bits(clock: &dyn Clock) -> u64 {
     (clock.now_ms().unsigned_abs() & 0xff_ffff) << 16
-}
-
-/// What a process declares that has these projections: each in every partition.
-fn declarations(projections: &[Arc<dyn Projection>]) -> Vec<Declaration> {
-    projections
-        .iter()
-        .map(|projection| Declaration {
-            partitions: Partitions::Every,
-            name: projection.name().to_owned(),
-            schema_version: projection.schema_version(),
-        })
-        .collect()
 }
 
 /// Prepares the database and starts serving `config.listen`. Runs inside an actix system.

@@ -3,14 +3,18 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
+use std::sync::Arc;
 
+use tidegate_engine::backfill::projection::{Projection, Shape, source_names};
 use tidegate_engine::schema::{OnDelete, Schema, Table};
 
 use super::complain;
+use crate::backfills;
 use crate::cli::Exit;
+use crate::server::ServeError;
 
-/// Explains the schema of a file, or every rule it breaks.
-pub fn run(path: &Path) -> Exit {
+/// Explains the schema of a file, or every rule it breaks; then the backfills.
+pub fn run(path: &Path, backfills: Option<&Path>) -> Exit {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
@@ -19,10 +23,19 @@ pub fn run(path: &Path) -> Exit {
         }
     };
     match Schema::load(&text) {
-        Ok(schema) => match std::io::stdout().write_all(explain(&schema).as_bytes()) {
-            Ok(()) => Exit::Success,
-            Err(_) => Exit::Failure,
-        },
+        Ok(schema) => {
+            let mut text = explain(&schema);
+            if let Some(folder) = backfills {
+                match backfills::load_folder(folder, &schema) {
+                    Ok(projections) => explain_backfills(&schema, &projections, &mut text),
+                    Err(error) => return refuse(&error),
+                }
+            }
+            match std::io::stdout().write_all(text.as_bytes()) {
+                Ok(()) => Exit::Success,
+                Err(_) => Exit::Failure,
+            }
+        }
         Err(errors) => {
             for error in &errors {
                 complain(&format_args!("{}: {}", error.path, error.reason));
@@ -35,6 +48,43 @@ pub fn run(path: &Path) -> Exit {
             ));
             Exit::InvalidSchema
         }
+    }
+}
+
+/// Backfills that cannot be used, each rule on a line of its own.
+fn refuse(error: &ServeError) -> Exit {
+    match error {
+        ServeError::InvalidBackfills(broken) => broken.iter().for_each(|one| complain(one)),
+        other => complain(other),
+    }
+    error.exit()
+}
+
+fn explain_backfills(schema: &Schema, projections: &[Arc<dyn Projection>], out: &mut String) {
+    for projection in projections {
+        let target = schema.table_at(projection.target());
+        let fills = match projection.shape() {
+            Shape::Columns(ordinals) => {
+                let names: Vec<&str> = ordinals
+                    .iter()
+                    .map(|&at| target.columns[at].name.as_str())
+                    .collect();
+                format!("{} of {}", names.join(", "), target.name)
+            }
+            Shape::Rows => format!("rows of {}", target.name),
+        };
+        let served = if projection.serve_while_backfilling() {
+            "read while it runs"
+        } else {
+            "not read before it is complete"
+        };
+        let sources = source_names(schema, &**projection).join(", ");
+        let name = projection.name();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            out,
+            "\nbackfill {name}\n  fills {fills} from {sources}, {served}"
+        );
     }
 }
 
@@ -134,10 +184,10 @@ mod tests {
     fn a_broken_schema_and_a_missing_file_have_their_own_exits() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("schema.json");
-        assert_eq!(run(&path), Exit::Usage);
+        assert_eq!(run(&path, None), Exit::Usage);
         std::fs::write(&path, "{\"version\":1,\"tables\":[{}]}").unwrap();
-        assert_eq!(run(&path), Exit::InvalidSchema);
+        assert_eq!(run(&path, None), Exit::InvalidSchema);
         std::fs::write(&path, crate::server::DEMO_SCHEMA).unwrap();
-        assert_eq!(run(&path), Exit::Success);
+        assert_eq!(run(&path, None), Exit::Success);
     }
 }

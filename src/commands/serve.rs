@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use crate::backfills;
 use crate::cli::{Exit, ServeArgs};
 use crate::config::Layers;
 use crate::server::{self, Hooks, ServeError};
@@ -22,29 +23,16 @@ const SAME_WISH: Duration = Duration::from_millis(500);
 pub fn run(arguments: &ServeArgs) -> Exit {
     match actix_web::rt::System::new().block_on(serve(arguments)) {
         Ok(()) => Exit::Success,
-        Err(error) => {
-            match error.phase() {
-                Some(phase) => super::complain(&format_args!("{phase}: {error}")),
-                None => super::complain(&error),
-            }
-            error.exit()
-        }
+        Err(error) => super::fail(&error),
     }
 }
 
 async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
-    let config = Layers {
-        file: arguments.config.clone(),
-        // A variable that is not text cannot be one of ours; `vars` would panic over it.
-        environment: std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-            .collect(),
-        flags: arguments.overrides(),
-    }
-    .load()?;
+    let config = Layers::of_process(arguments.config.clone(), arguments.overrides()).load()?;
     telemetry::start(&config.log);
     server::check_exposure(&config)?;
     let schema = server::load_schema(&config)?;
+    let projections = backfills::load_projections(&config, &schema)?;
     // Signals are caught before the port opens: one that arrives early is not lost.
     let mut signals = Signals::listen().map_err(|source| ServeError::System {
         context: "cannot listen for signals",
@@ -56,6 +44,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
     let exposed = !config.listen.ip().is_loopback();
     let store = server::open_store(&config).await?;
     let mut hooks = Hooks::configured(&config, &schema, &store);
+    hooks.projections = projections;
     if arguments.unsafe_test_clock {
         hooks = hooks.under_test();
     }

@@ -28,6 +28,8 @@ pub struct Overrides {
     pub database: Option<String>,
     /// `--schema`
     pub schema: Option<PathBuf>,
+    /// `--backfills`
+    pub backfills: Option<PathBuf>,
     /// `--insecure-dev-auth`
     pub insecure_dev_auth: bool,
 }
@@ -44,6 +46,20 @@ pub struct Layers {
 }
 
 impl Layers {
+    /// The layers of this process.
+    pub fn of_process(file: Option<PathBuf>, flags: Overrides) -> Self {
+        Self {
+            file,
+            // A variable that is not text cannot be one of ours; `vars` would panic over it.
+            environment: std::env::vars_os()
+                .filter_map(|(name, value)| {
+                    Some((name.into_string().ok()?, value.into_string().ok()?))
+                })
+                .collect(),
+            flags,
+        }
+    }
+
     /// Reads the layers and checks the result.
     ///
     /// # Errors
@@ -150,6 +166,10 @@ impl Merged {
         if let Some(file) = &flags.schema {
             let file = file.to_string_lossy().into_owned();
             set(&["schema", "file"], file.into(), "--schema")?;
+        }
+        if let Some(dir) = &flags.backfills {
+            let dir = dir.to_string_lossy().into_owned();
+            set(&["backfill", "dir"], dir.into(), "--backfills")?;
         }
         if flags.insecure_dev_auth {
             set(

@@ -32,6 +32,8 @@ pub struct Config {
     pub database: Database,
     /// `[schema]`
     pub schema: SchemaSource,
+    /// `[backfill]`
+    pub backfill: Backfill,
     /// `[sqlite]`
     pub sqlite: Sqlite,
     /// `[postgres]`
@@ -126,6 +128,14 @@ impl Database {
 pub struct SchemaSource {
     /// Schema IR file; empty = the built-in demo schema.
     pub file: PathBuf,
+}
+
+/// `[backfill]`
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backfill {
+    /// Folder of declared backfills, one `*.toml` each; empty = none.
+    pub dir: PathBuf,
 }
 
 /// When SQLite waits for the disk.
@@ -330,6 +340,9 @@ impl Default for Config {
             },
             schema: SchemaSource {
                 file: PathBuf::new(),
+            },
+            backfill: Backfill {
+                dir: PathBuf::new(),
             },
             sqlite: Sqlite {
                 synchronous: Synchronous::Full,

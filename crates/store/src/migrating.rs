@@ -9,13 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ssp2::ColumnType;
 use tidegate_engine::gate::PendingCheckpoint;
+use tidegate_engine::schema::migration::{self, TableChange};
 use tidegate_engine::schema::{Schema, StoredLayouts, Table};
-use tidegate_engine::{PartitionId, SchemaVersion};
+use tidegate_engine::{PartitionId, SchemaVersion, TableId};
 
 use crate::error::StoreError;
 use crate::operating::{MigrationPlan, TableFate, TablePlan};
 use crate::physical::{MetaColumn, PhysicalColumn, verify};
-use crate::stored::check_declaration;
+use crate::stored::{check_declaration, refused};
 use crate::{Declaration, Partitions};
 
 pub(crate) use rows::{Pages, Rewrite, Uniques};
@@ -173,6 +174,35 @@ pub(crate) fn judge(
         Some(pending) => Err(StoreError::CheckpointIncomplete(pending.clone())),
         None => Ok(judged),
     }
+}
+
+/// How a stored row of a table becomes one of the schema; `None` where the database
+/// has no such table yet.
+///
+/// # Errors
+/// The refusals of `ensure_schema` for the stored layouts.
+pub(crate) fn reading(
+    schema: &Schema,
+    marker: Option<&(SchemaVersion, StoredLayouts)>,
+    table: TableId,
+) -> Result<Option<Rewrite>, StoreError> {
+    let Some((stored, layouts)) = marker else {
+        return Ok(None);
+    };
+    let running = schema.version();
+    if *stored > running {
+        return Err(StoreError::NewerSchema {
+            stored: *stored,
+            running,
+        });
+    }
+    let plan = migration::plan(layouts, schema).map_err(|refusals| refused(&refusals))?;
+    let change = plan.tables.into_iter().find(|change| change.table == table);
+    Ok(match change.map(|change| change.change) {
+        None | Some(TableChange::Created) => None,
+        Some(TableChange::Unchanged) => Some(Rewrite::new(table, None)),
+        Some(TableChange::Appended { stored, .. }) => Some(Rewrite::new(table, Some(stored))),
+    })
 }
 
 /// Compares the catalog with the schema.

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use ssp2::ScopeLists;
 use tidegate_engine::model::{LogBounds, Registry};
 use tidegate_engine::schema::Schema;
-use tidegate_engine::{ActorId, PartitionId, SchemaVersion};
+use tidegate_engine::{ActorId, PartitionId, SchemaVersion, TableId};
 
 use crate::error::StoreError;
 
@@ -98,6 +99,28 @@ pub enum MigrationStep {
     Publishing,
 }
 
+/// Which rows [`OperatorStore::sample_rows`] reads.
+#[derive(Debug, Clone)]
+pub struct SampleQuery {
+    /// Table.
+    pub table: TableId,
+    /// Of that partition alone.
+    pub partition: Option<PartitionId>,
+    /// Rows at most, in key order.
+    pub limit: usize,
+}
+
+/// A row as the schema lays it out, whatever the database's layout is.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampledRow {
+    /// Partition.
+    pub partition: PartitionId,
+    /// Row id.
+    pub row_id: String,
+    /// Full row (§2.4) in the layout of the schema.
+    pub payload: Bytes,
+}
+
 /// Who hears how far a migration is. Called from the store's own thread: quick.
 pub trait MigrationObserver: Send + Sync {
     /// The migration came to that step.
@@ -179,6 +202,20 @@ pub trait OperatorStore: Send + Sync {
         _schema: Arc<Schema>,
         _declarations: &[crate::Declaration],
     ) -> Result<MigrationPlan, StoreError> {
+        Err(StoreError::Unsupported)
+    }
+
+    /// Rows in the layout of `schema`, also of a database that is still to be migrated
+    /// to it: columns to be appended are NULL, a table to be created is empty. Needs no
+    /// prepared schema and changes nothing.
+    ///
+    /// # Errors
+    /// The refusals of `ensure_schema` for the table's layout.
+    async fn sample_rows(
+        &self,
+        _schema: Arc<Schema>,
+        _query: SampleQuery,
+    ) -> Result<Vec<SampledRow>, StoreError> {
         Err(StoreError::Unsupported)
     }
 

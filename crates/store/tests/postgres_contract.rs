@@ -86,10 +86,10 @@ async fn nothing_precedes_the_barrier_in_the_migrations_transaction() {
     let migration = migrate(&store);
     let watch = database.connect().await;
     until_waiting(&watch, 1).await;
-    // The waiting transaction has no snapshot, no id, and holds no lock of any table.
+    // The waiting transaction has written nothing and holds no lock of any table.
     let waiting = watch
         .query_one(
-            "SELECT query, backend_xmin IS NULL AND backend_xid IS NULL,
+            "SELECT query, backend_xid IS NULL,
                (SELECT count(*) FROM pg_locks AS l WHERE l.pid = a.pid AND l.granted AND l.locktype = 'relation')
              FROM pg_stat_activity AS a WHERE datname = current_database() AND wait_event_type = 'Lock'",
             &[],

@@ -11,7 +11,8 @@ use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, SchemaVersion};
 use super::Harness;
 use super::fixture::*;
 use crate::operating::{
-    Grant, MigrationObserver, MigrationPlan, MigrationStep, PartitionSummary, TableFate,
+    Grant, MigrationObserver, MigrationPlan, MigrationStep, PartitionSummary, SampleQuery,
+    SampledRow, TableFate,
 };
 use crate::{Declaration, Partitions, SchemaOutcome, Store, StoreError};
 
@@ -415,7 +416,11 @@ pub async fn a_dry_run_changes_nothing_and_refuses_as_the_migration_does(harness
         .sql("UPDATE notes SET _sync_payload='' WHERE _sync_row_id='b'")
         .await;
     let planned = store.plan_migration(compile(&v2), &[]).await;
-    assert!(matches!(planned, Err(StoreError::Corrupt { .. })));
+    let migrated = store.ensure_schema(compile(&v2), &[], 1).await;
+    assert_eq!(
+        planned.unwrap_err().to_string(),
+        migrated.unwrap_err().to_string()
+    );
     harness.sql("DELETE FROM notes").await;
     harness
         .sql(
@@ -545,6 +550,59 @@ pub async fn a_migration_that_dies_at_any_step_leaves_no_trace(harness: &dyn Har
         rows(harness, "SELECT schema_version FROM sync_schema_meta").await,
         [["2"]]
     );
+}
+
+pub async fn rows_are_sampled_in_the_wanted_layout_before_and_after_the_migration(
+    harness: &dyn Harness,
+) {
+    let (old, new) = (compile(&document()), compile(&document_v2()));
+    let store = ready(harness).await;
+    for (partition, id) in [("p", "n1"), ("p", "n2"), ("q", "n3")] {
+        let head = head(&*store, partition).await;
+        let ops = [vec![put(NOTES, note(id, "l1", "o1", None))]];
+        commit(&*store, &old, partition, head, &ops).await;
+    }
+    store.close().await;
+    for migrated in [false, true] {
+        // A handle that has prepared no schema.
+        let store = harness.open().await;
+        let sample = async |table, partition: Option<&str>, limit| {
+            let query = SampleQuery {
+                table,
+                partition: partition.map(p),
+                limit,
+            };
+            store.sample_rows(Arc::clone(&new), query).await.unwrap()
+        };
+        let all = sample(NOTES, None, 10).await;
+        let expected: Vec<SampledRow> = [("p", "n1"), ("p", "n2"), ("q", "n3")]
+            .into_iter()
+            .map(|(partition, id)| {
+                let mut values = note(id, "l1", "o1", None);
+                values.push(ssp2::Value::Null);
+                SampledRow {
+                    partition: p(partition),
+                    row_id: id.to_owned(),
+                    payload: stored(&new, NOTES, &values, 1).payload,
+                }
+            })
+            .collect();
+        assert_eq!(all, expected, "{migrated}");
+        assert_eq!(sample(NOTES, None, 2).await, expected[..2]);
+        assert_eq!(sample(NOTES, Some("q"), 10).await, expected[2..]);
+        // A table that is new has no rows, before it exists as well.
+        assert!(
+            sample(tidegate_engine::TableId(4), None, 10)
+                .await
+                .is_empty()
+        );
+        let version = store.published_version().await.unwrap();
+        assert_eq!(version, Some(SchemaVersion(if migrated { 2 } else { 1 })));
+        if !migrated {
+            store.ensure_schema(Arc::clone(&new), &[], 1).await.unwrap();
+        }
+        store.close().await;
+    }
 }
 
 pub async fn a_run_without_migration_has_no_steps(harness: &dyn Harness) {

@@ -29,6 +29,15 @@ pub(crate) struct Rewrite {
 }
 
 impl Rewrite {
+    /// Of payloads alone.
+    pub(super) fn new(table: TableId, stored: Option<Vec<Column>>) -> Self {
+        Self {
+            table,
+            stored,
+            filled: Vec::new(),
+        }
+    }
+
     /// The new payload of a row and, where columns are filled, its values.
     ///
     /// # Errors

@@ -5,9 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use tidegate_engine::SchemaVersion;
 use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::schema::{Schema, StoredLayouts, Table};
+use tidegate_engine::{PartitionId, SchemaVersion};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
@@ -22,9 +22,11 @@ use super::read::schema_version;
 use crate::error::StoreError;
 use crate::migrating::{
     Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
-    is_older, judge, verify_tables,
+    is_older, judge, reading, verify_tables,
 };
-use crate::operating::{MigrationObserver, MigrationPlan, MigrationStep, TableFate};
+use crate::operating::{
+    MigrationObserver, MigrationPlan, MigrationStep, SampleQuery, SampledRow, TableFate,
+};
 use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
@@ -151,6 +153,51 @@ async fn dry_run_inside(
         }
     }
     Ok(describe(&judged, schema.version(), core, &counted, locks))
+}
+
+/// Rows in the layout of `schema`, whatever the database's is.
+pub(super) async fn sample_rows(
+    client: &Client,
+    schema: &Schema,
+    query: &SampleQuery,
+) -> Result<Vec<SampledRow>, StoreError> {
+    run(client, "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    let rows = sample_rows_inside(client, schema, query).await;
+    let _ = client.batch_execute("ROLLBACK").await;
+    rows
+}
+
+async fn sample_rows_inside(
+    client: &Client,
+    schema: &Schema,
+    query: &SampleQuery,
+) -> Result<Vec<SampledRow>, StoreError> {
+    let marker = read_marker(client).await?;
+    let Some(reading) = reading(schema, marker.as_ref(), query.table)? else {
+        return Ok(Vec::new());
+    };
+    let table = schema.table_at(query.table);
+    let sql = format!(
+        "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {}
+         WHERE $1::text IS NULL OR _sync_partition=$1
+         ORDER BY _sync_partition, _sync_row_id LIMIT $2::bigint",
+        quote(&table.name)
+    );
+    let partition = query.partition.as_ref().map(PartitionId::as_str);
+    let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+    let rows = client
+        .query(&sql, &[&partition, &limit])
+        .await
+        .map_err(during(CONTEXT))?;
+    rows.iter()
+        .map(|row| {
+            Ok(SampledRow {
+                partition: PartitionId::from(row.try_get::<_, &str>(0).map_err(during(CONTEXT))?),
+                row_id: row.try_get(1).map_err(during(CONTEXT))?,
+                payload: reading.row(table, payload(row)?)?.0,
+            })
+        })
+        .collect()
 }
 
 /// Finds what would make a step fail, and counts what it would rewrite.
@@ -515,6 +562,7 @@ async fn rewrite_rows(
         .await
         .and_then(|row| row.try_get(0))
         .map_err(during(CONTEXT))?;
+    tracing::info!(table = %table.name, rows = rows_total, "rewriting stored rows");
     let filled = &rewrite.filled;
     let update = client
         .prepare(&update_page(table, filled))

@@ -40,7 +40,7 @@ pub use options::{ConnectError, PostgresOptions};
 
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
-use crate::operating::{Grant, MigrationPlan, PartitionSummary};
+use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
 use crate::{
     Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
     SchemaOutcome, Snapshot, Store, Touch,
@@ -333,6 +333,15 @@ impl OperatorStore for PostgresStore {
     ) -> Result<MigrationPlan, StoreError> {
         let session = self.migration_session().await?;
         migrate::dry_run(&session.client, &schema, declarations).await
+    }
+
+    async fn sample_rows(
+        &self,
+        schema: Arc<Schema>,
+        query: SampleQuery,
+    ) -> Result<Vec<SampledRow>, StoreError> {
+        let session = self.migration_session().await?;
+        migrate::sample_rows(&session.client, &schema, &query).await
     }
 
     async fn published_version(&self) -> Result<Option<SchemaVersion>, StoreError> {

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, TransactionBehavior, params};
-use tidegate_engine::SchemaVersion;
 use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::schema::{Schema, StoredLayouts};
+use tidegate_engine::{PartitionId, SchemaVersion};
 
 use super::catalog;
 use super::commit::bind_value;
@@ -19,9 +19,9 @@ use super::readers::in_one_view;
 use crate::error::StoreError;
 use crate::migrating::{
     Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
-    is_older, judge, verify_tables,
+    is_older, judge, reading, verify_tables,
 };
-use crate::operating::{MigrationObserver, MigrationPlan, MigrationStep};
+use crate::operating::{MigrationObserver, MigrationPlan, MigrationStep, SampleQuery, SampledRow};
 use crate::{Declaration, Partitions, SchemaOutcome};
 
 const CONTEXT: &str = "migrating the schema";
@@ -104,6 +104,46 @@ pub(super) fn dry_run(
             ],
         };
         Ok(describe(&judged, schema.version(), core, &counted, locks))
+    })
+}
+
+/// Rows in the layout of `schema`, whatever the database's is.
+pub(super) fn sample_rows(
+    connection: &Connection,
+    schema: &Schema,
+    query: &SampleQuery,
+) -> Result<Vec<SampledRow>, StoreError> {
+    in_one_view(connection, |connection| {
+        let marker = read_marker(connection)?;
+        let Some(reading) = reading(schema, marker.as_ref(), query.table)? else {
+            return Ok(Vec::new());
+        };
+        let table = schema.table_at(query.table);
+        let sql = format!(
+            "SELECT _sync_partition, _sync_row_id, _sync_payload FROM {}
+             WHERE ?1 IS NULL OR _sync_partition=?1
+             ORDER BY _sync_partition, _sync_row_id LIMIT ?2",
+            quote(&table.name)
+        );
+        let partition = query.partition.as_ref().map(PartitionId::as_str);
+        let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
+        let rows: Vec<StoredPayload> = connection
+            .prepare(&sql)
+            .and_then(|mut statement| {
+                statement
+                    .query_map(params![partition, limit], stored_payload)?
+                    .collect()
+            })
+            .map_err(during(CONTEXT))?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(SampledRow {
+                    payload: reading.row(table, row.payload)?.0,
+                    partition: PartitionId::from(row.partition),
+                    row_id: row.row_id,
+                })
+            })
+            .collect()
     })
 }
 
@@ -356,6 +396,14 @@ struct StoredPayload {
     payload: Bytes,
 }
 
+fn stored_payload(row: &Row<'_>) -> rusqlite::Result<StoredPayload> {
+    Ok(StoredPayload {
+        partition: row.get(0)?,
+        row_id: row.get(1)?,
+        payload: row.get::<_, Vec<u8>>(2)?.into(),
+    })
+}
+
 /// Walks the rows of a table page by page in key order.
 fn walk(
     tx: &Connection,
@@ -366,20 +414,13 @@ fn walk(
     let mut pages = Pages::of(schema.table_at(rewrite.table), ["?1", "?1", "?2", "?3"]);
     let mut first = tx.prepare(&pages.first).map_err(during(CONTEXT))?;
     let mut next = tx.prepare(&pages.next).map_err(during(CONTEXT))?;
-    let read = |row: &Row<'_>| {
-        Ok(StoredPayload {
-            partition: row.get(0)?,
-            row_id: row.get(1)?,
-            payload: row.get::<_, Vec<u8>>(2)?.into(),
-        })
-    };
     let mut after: Option<(String, String)> = None;
     loop {
         // No key is known to be below all others, so the first page has none.
         let page: Vec<StoredPayload> = match &after {
-            None => first.query_map([pages.rows()], read),
+            None => first.query_map([pages.rows()], stored_payload),
             Some((partition, row_id)) => {
-                next.query_map(params![partition, row_id, pages.rows()], read)
+                next.query_map(params![partition, row_id, pages.rows()], stored_payload)
             }
         }
         .and_then(Iterator::collect)
@@ -407,6 +448,7 @@ fn rewrite_rows(
             row.get(0)
         })
         .map_err(during(CONTEXT))?;
+    tracing::info!(table = %table.name, rows = rows_total, "rewriting stored rows");
     let mut assignments = String::new();
     for ordinal in &rewrite.filled {
         assignments.push_str(&format!(", {}=?", quote(&table.columns[*ordinal].name)));

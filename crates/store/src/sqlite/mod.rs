@@ -36,7 +36,7 @@ pub use options::{Location, SqliteOptions, Synchronous};
 
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
-use crate::operating::{Grant, MigrationPlan, PartitionSummary};
+use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
 use crate::preamble::View;
 use crate::{
     ChangedRows, ChangedRowsQuery, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned,
@@ -179,6 +179,16 @@ impl OperatorStore for SqliteStore {
         let list = declarations.to_vec();
         self.readers
             .run_apart(move |connection| migrate::dry_run(connection, &schema, &list))
+            .await
+    }
+
+    async fn sample_rows(
+        &self,
+        schema: Arc<Schema>,
+        query: SampleQuery,
+    ) -> Result<Vec<SampledRow>, StoreError> {
+        self.readers
+            .run_apart(move |connection| migrate::sample_rows(connection, &schema, &query))
             .await
     }
 

@@ -46,9 +46,8 @@ pub(super) fn summarize(
     connection
         .prepare_cached(&sql)
         .and_then(|mut statement| {
-            statement
-                .query_map(params![after, limit], summary)?
-                .collect()
+            let start = params![after.unwrap_or_default(), limit, after.is_none()];
+            statement.query_map(start, summary)?.collect()
         })
         .map_err(during("listing partitions"))
 }

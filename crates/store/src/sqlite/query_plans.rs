@@ -141,7 +141,7 @@ fn no_statement_of_a_backfill_scans_a_growing_table() {
         options::open_writer(&scratch.database(), &SqliteOptions::memory()).unwrap();
     let schema = compile(&document());
     let plan = Plan::new(schema);
-    migrate::ensure(&mut connection, &plan, &[], 1).unwrap();
+    migrate::ensure(&mut connection, &plan, &[], 1, &crate::Unobserved).unwrap();
     let by_source = [checkpoints::COVERAGE, source_rows::CHANGED];
     for sql in by_source {
         let steps = explain(&connection, sql).join("\n");
