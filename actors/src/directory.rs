@@ -430,4 +430,9 @@ impl PartitionHandle {
     pub fn queued(&self) -> usize {
         self.current().inbox.queued()
     }
+
+    /// Backfill pages that wait for their turn.
+    pub fn queued_pages(&self) -> usize {
+        self.current().inbox.queued_pages()
+    }
 }

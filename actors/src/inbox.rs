@@ -225,6 +225,11 @@ impl Inbox {
         self.state.lock().queue.len()
     }
 
+    /// Pages that wait.
+    pub fn queued_pages(&self) -> usize {
+        self.state.lock().pages.len()
+    }
+
     pub fn hold(&self) {
         self.state.lock().holds += 1;
     }

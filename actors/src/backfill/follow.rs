@@ -154,7 +154,7 @@ impl Run {
         let mut committed = false;
         while let Some(keys) = pages.pop() {
             if paced {
-                self.rest().await?;
+                self.rest(None).await?;
             } else {
                 self.check_orders()?;
             }

@@ -253,3 +253,19 @@ impl Environment {
         }
     }
 }
+
+/// The steps of a backfill at which [`Steps`] and failpoints may intervene, in the order in
+/// which an undisturbed one comes to them.
+pub const STEPS: [&str; 11] = [
+    "backfill.claim.before",
+    "backfill.claim.after",
+    "backfill.page.planned",
+    "backfill.page.before_commit",
+    "backfill.page.after_commit",
+    "backfill.scan.before_done",
+    "backfill.scan.after_done",
+    "backfill.catch_up.before_advance",
+    "backfill.catch_up.after_advance",
+    "backfill.activate.before",
+    "backfill.activate.after",
+];

@@ -96,19 +96,24 @@ impl Run {
         }
     }
 
-    /// Waits until the pace allows more rows.
-    pub async fn rest(&self) -> Result<(), Ended> {
+    /// Waits until the pace allows more rows; `false` when another number of workers than
+    /// `workers` is wanted before that.
+    pub async fn rest(&self, workers: Option<u32>) -> Result<bool, Ended> {
         let mut orders = self.board.subscribe();
         loop {
-            orders.borrow_and_update();
+            // Looked at after the subscription: orders that come later wake the wait.
+            let wanted = orders.borrow_and_update().workers;
             self.check_orders()?;
+            if workers.is_some_and(|workers| workers != wanted) {
+                return Ok(false);
+            }
             let wait = self.charge(0);
             if wait == 0 {
-                return Ok(());
+                return Ok(true);
             }
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(wait)) => {}
-                // Another pace, or the end; its sender lives as long as the board.
+                // The sender lives as long as the board.
                 _ = orders.changed() => {}
             }
         }

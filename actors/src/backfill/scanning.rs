@@ -131,8 +131,7 @@ impl Run {
                 return Ok(());
             };
             loop {
-                self.rest().await?;
-                if self.board.orders().workers != workers {
+                if !self.rest(Some(workers)).await? {
                     queue.lock().push_front(cursor);
                     return Ok(());
                 }

@@ -26,6 +26,8 @@ pub(crate) struct Supervisor {
     env: Arc<Environment>,
     watched: HashMap<CheckpointKey, Watched>,
     looking: bool,
+    /// Counts what operators changed: a look that began before is out of date.
+    changes: u64,
     stopping: bool,
     /// Numbers runs, so that a late report of an earlier one is told from the present one's.
     runs: u64,
@@ -116,6 +118,7 @@ impl Supervisor {
             env,
             watched: HashMap::new(),
             looking: false,
+            changes: 0,
             stopping: false,
             runs: 0,
         }
@@ -127,15 +130,17 @@ impl Supervisor {
             return;
         }
         self.looking = true;
+        let changes = self.changes;
         let env = Arc::clone(&self.env);
         let look = async move {
             // Its pages pass the gate only while the checkpoint counts as declared here.
             declared::refresh(&env.directory, &*env.store, &env.projections).await?;
             read_all(&env, None).await
         };
-        ctx.spawn(look.into_actor(self).map(|look, actor, ctx| {
+        ctx.spawn(look.into_actor(self).map(move |look, actor, ctx| {
             actor.looking = false;
             match look {
+                Ok(_) if actor.changes != changes || actor.stopping => {}
                 Ok((checkpoints, controls)) => actor.take_up(&checkpoints, &controls, ctx),
                 Err(StoreError::CheckpointUnsupported | StoreError::Closed) => {}
                 Err(error) => {
@@ -170,7 +175,8 @@ impl Supervisor {
         let lease = self.env.settings.lease;
         let watched = self.watched.entry(key.clone()).or_default();
         watched.observe(checkpoint, Instant::now());
-        let orders = self.env.orders(&control);
+        let mut orders = self.env.orders(&control);
+        orders.stop |= self.stopping;
         watched.order(orders);
         let Some(projection) = self.env.projection_of(checkpoint) else {
             return;
@@ -244,7 +250,13 @@ impl Handler<List> for Supervisor {
 
     fn handle(&mut self, message: List, _: &mut Context<Self>) -> Self::Result {
         let env = Arc::clone(&self.env);
-        let read = async move { read_all(&env, message.partition.as_ref()).await };
+        let stopping = self.stopping;
+        let read = async move {
+            if stopping {
+                return Err(BackfillError::Stopping);
+            }
+            Ok(read_all(&env, message.partition.as_ref()).await?)
+        };
         Box::pin(read.into_actor(self).map(|look, actor, _| {
             let (checkpoints, controls) = look?;
             Ok(checkpoints
@@ -287,6 +299,7 @@ impl Handler<Declare> for Supervisor {
         };
         Box::pin(declare.into_actor(self).map(|declared, actor, ctx| {
             let (key, checkpoint, control) = declared?;
+            actor.changes += 1;
             actor.consider(&key, &checkpoint, control.clone(), Start::IfFree, ctx);
             Ok(actor.status(checkpoint, &control))
         }))
@@ -320,6 +333,7 @@ impl Handler<Obey> for Supervisor {
         };
         Box::pin(edit.into_actor(self).map(move |edited, actor, ctx| {
             let (key, checkpoint, control) = edited?;
+            actor.changes += 1;
             let watched = actor.watched.entry(key.clone()).or_default();
             let start = match command {
                 Command::Start | Command::Resume => {
