@@ -117,3 +117,106 @@ impl ResolveScopes for Grants {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_store::operating::Grant;
+    use tidegate_store::sqlite::{SqliteOptions, SqliteStore};
+
+    const SCHEMA: &str = r#"{"schemaVersion": 1, "tables": [{"name": "notes", "primaryKey": "id",
+        "columns": [{"name": "id", "type": "string"}], "scopes": ["id:{id}"]}]}"#;
+
+    async fn world() -> (Arc<SqliteStore>, Grants) {
+        let schema = Arc::new(Schema::load(SCHEMA).unwrap());
+        let store = SqliteStore::open(SqliteOptions::memory()).unwrap();
+        store
+            .ensure_schema(Arc::clone(&schema), &[], 1)
+            .await
+            .unwrap();
+        let grants = Grants::new(Arc::clone(&store) as Arc<dyn Store>, schema);
+        (store, grants)
+    }
+
+    fn identity() -> Identity {
+        Identity {
+            partition: "p".into(),
+            actor: "ada".into(),
+        }
+    }
+
+    async fn put(store: &dyn Store, scopes: &[(&str, &str)]) {
+        let scopes = scopes
+            .iter()
+            .map(|&(variable, value)| (variable.to_owned(), vec![value.to_owned()]))
+            .collect();
+        let grant = Grant {
+            actor: "ada".into(),
+            scopes,
+            updated_at_ms: 1,
+        };
+        store.put_grant(&"p".into(), &grant).await.unwrap();
+    }
+
+    async fn value(grants: &Grants) -> Option<String> {
+        match grants.resolve(&identity()).await {
+            Resolution::Known(Allowed::Resolved(allowed)) => {
+                assert!(allowed.len() <= 1);
+                allowed.get("id").map(|values| values.join(","))
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[actix_web::test]
+    async fn without_a_grant_an_actor_holds_nothing() {
+        let (_store, grants) = world().await;
+        assert_eq!(value(&grants).await, None);
+    }
+
+    #[actix_web::test]
+    async fn a_grant_is_remembered_for_a_moment_and_forgotten_on_demand() {
+        let (store, grants) = world().await;
+        put(&*store, &[("id", "1")]).await;
+        assert_eq!(value(&grants).await.as_deref(), Some("1"));
+        put(&*store, &[("id", "2")]).await;
+        // As for a change made by another process.
+        assert_eq!(value(&grants).await.as_deref(), Some("1"));
+        grants.forget(&"p".into(), &"ada".into());
+        assert_eq!(value(&grants).await.as_deref(), Some("2"));
+    }
+
+    #[actix_web::test]
+    async fn what_was_read_before_a_change_is_not_remembered() {
+        let (_store, grants) = world().await;
+        let key: Key = ("p".into(), "ada".into());
+        let before = grants.changes.load(Ordering::SeqCst);
+        grants.forget(&key.0, &key.1);
+        grants.keep(key.clone(), &Arc::default(), Instant::now(), before);
+        assert!(grants.recall(&key).is_none());
+    }
+
+    #[actix_web::test]
+    async fn what_is_too_old_is_read_again() {
+        let (_store, grants) = world().await;
+        let key: Key = ("p".into(), "ada".into());
+        let long_ago = Instant::now().checked_sub(STALENESS).unwrap();
+        let changes = grants.changes.load(Ordering::SeqCst);
+        grants.keep(key.clone(), &Arc::default(), long_ago, changes);
+        assert!(grants.recall(&key).is_none());
+    }
+
+    #[actix_web::test]
+    async fn a_variable_that_no_table_declares_any_more_says_nothing() {
+        let (store, grants) = world().await;
+        put(&*store, &[("id", "1"), ("gone", "1")]).await;
+        assert_eq!(value(&grants).await.as_deref(), Some("1"));
+    }
+
+    #[actix_web::test]
+    async fn a_database_that_is_away_is_an_outage_and_no_revocation() {
+        let (store, grants) = world().await;
+        store.close().await;
+        assert_eq!(grants.resolve(&identity()).await, Resolution::Outage);
+    }
+}

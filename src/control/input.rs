@@ -11,6 +11,8 @@ use serde_json::json;
 use ssp2::{ErrorCode, SyncError};
 use tidegate_engine::PartitionId;
 
+use utoipa::ToSchema;
+
 use super::ControlError;
 use super::errors::{ControlCode, invalid};
 
@@ -80,6 +82,11 @@ impl<T: DeserializeOwned + 'static> FromRequest for Body<T> {
         })
     }
 }
+
+/// No members.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Nothing {}
 
 /// Query parameters.
 #[derive(Debug)]

@@ -11,8 +11,7 @@ use utoipa::ToSchema;
 
 use super::auth::random_hex;
 use super::errors::{ControlCode, invalid};
-use super::input::{Body, partition};
-use super::partitions::Nothing;
+use super::input::{Body, Nothing, partition};
 use super::{Answer, Command, ControlError, OperatorData, Station, ask};
 
 /// A running batch may take that long to end before a rotation gives up.

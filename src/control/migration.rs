@@ -5,8 +5,7 @@ use tidegate_actors::MigrationStatus;
 use tidegate_store::operating::{MigrationPlan, MigrationStep, TableFate};
 use utoipa::ToSchema;
 
-use super::input::Body;
-use super::partitions::Nothing;
+use super::input::{Body, Nothing};
 use super::{Answer, Command, ControlError, OperatorData, Station, ask};
 
 /// How a migration stands.

@@ -7,7 +7,10 @@
 
 mod auth;
 mod checkpoints;
+mod clients;
+mod draining;
 mod errors;
+mod fences;
 mod grants;
 mod holds;
 mod input;
@@ -19,6 +22,7 @@ mod partitions;
 mod routes;
 mod rows;
 pub mod test_hooks;
+mod workers;
 
 /// Method and path of every route, those for tests included.
 #[cfg(test)]

@@ -6,7 +6,10 @@ use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::{Content, Ref, ResponseBuilder, SecurityRequirement};
 use utoipa::{Modify, OpenApi, ToSchema};
 
-use super::{checkpoints, grants, maintenance, migration, partitions, rows, test_hooks};
+use super::{
+    checkpoints, clients, draining, fences, grants, maintenance, migration, partitions, rows,
+    test_hooks, workers,
+};
 
 /// An error, in the shape of the wire's (§10.1).
 #[derive(Debug, Serialize, ToSchema)]
@@ -77,11 +80,11 @@ impl Modify for Shared {
         document,
         partitions::list_partitions,
         partitions::read_partition,
-        partitions::list_clients,
-        partitions::drain_partition,
-        partitions::resume_partition,
-        partitions::read_fence,
-        partitions::raise_fence,
+        clients::list_clients,
+        draining::drain_partition,
+        draining::resume_partition,
+        fences::read_fence,
+        fences::raise_fence,
         migration::read_migration,
         migration::plan_migration,
         checkpoints::list_checkpoints,
@@ -92,8 +95,8 @@ impl Modify for Shared {
         checkpoints::activate_checkpoint,
         checkpoints::force_claim_checkpoint,
         checkpoints::abort_checkpoint,
-        checkpoints::set_workers,
-        checkpoints::set_pace,
+        workers::set_workers,
+        workers::set_pace,
         maintenance::rotate_epoch,
         maintenance::prune_partition,
         grants::read_grant,

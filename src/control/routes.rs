@@ -4,7 +4,8 @@ use actix_web::http::Method;
 use actix_web::{Route, web};
 
 use super::{
-    checkpoints, errors, grants, maintenance, migration, openapi, partitions, rows, test_hooks,
+    checkpoints, clients, draining, errors, fences, grants, maintenance, migration, openapi,
+    partitions, rows, test_hooks, workers,
 };
 
 /// Where the document of all routes is.
@@ -74,11 +75,11 @@ pub(crate) fn all(test_hooks: bool) -> Vec<Resource> {
         ),
         at(
             "/control/v1/partitions/{p}/checkpoints/{name}/workers",
-            [method!(put, PUT, checkpoints::set_workers)],
+            [method!(put, PUT, workers::set_workers)],
         ),
         at(
             "/control/v1/partitions/{p}/checkpoints/{name}/pace",
-            [method!(put, PUT, checkpoints::set_pace)],
+            [method!(put, PUT, workers::set_pace)],
         ),
         at(
             "/control/v1/partitions",
@@ -90,21 +91,21 @@ pub(crate) fn all(test_hooks: bool) -> Vec<Resource> {
         ),
         at(
             "/control/v1/partitions/{p}/clients",
-            [method!(get, GET, partitions::list_clients)],
+            [method!(get, GET, clients::list_clients)],
         ),
         at(
             "/control/v1/partitions/{p}/drain",
-            [method!(post, POST, partitions::drain_partition)],
+            [method!(post, POST, draining::drain_partition)],
         ),
         at(
             "/control/v1/partitions/{p}/resume",
-            [method!(post, POST, partitions::resume_partition)],
+            [method!(post, POST, draining::resume_partition)],
         ),
         at(
             "/control/v1/partitions/{p}/fence",
             [
-                method!(get, GET, partitions::read_fence),
-                method!(post, POST, partitions::raise_fence),
+                method!(get, GET, fences::read_fence),
+                method!(post, POST, fences::raise_fence),
             ],
         ),
         at(

@@ -5,6 +5,9 @@
 mod budget;
 mod conflict;
 mod control;
+mod control_backfills;
+mod control_maintenance;
+mod control_partitions;
 mod convergence;
 mod crash;
 mod hostile;

@@ -4,8 +4,10 @@ use std::process::{Command, Output, Stdio};
 
 use reqwest::Method;
 use serde_json::Value as Json;
+use tidegate_client::{HttpTransport, OutcomeStatus, SyncClient};
 
-use crate::process::{CONTROL_TOKEN, Server, repository};
+use crate::process::{CONTROL_TOKEN, PATIENCE, Server, Site, repository};
+use crate::scenario::todo;
 
 /// Speaks to one control endpoint.
 pub struct Panel {
@@ -45,9 +47,11 @@ impl Panel {
         (status, serde_json::from_slice(&body).unwrap())
     }
 
-    async fn send(&self, method: Method, path: &str, body: Option<Json>) -> Reply {
+    /// A request as the operator; `null` is no body.
+    pub async fn send(&self, method: Method, path: &str, body: Option<Json>) -> Reply {
         let token = format!("Bearer {CONTROL_TOKEN}");
         let mut headers = vec![("authorization", token.as_str())];
+        let body = body.filter(|body| !body.is_null());
         let body = body.map(|body| body.to_string());
         if body.is_some() {
             headers.push(("content-type", "application/json"));
@@ -66,6 +70,10 @@ impl Panel {
 
     pub async fn put(&self, path: &str, body: Json) -> Reply {
         self.send(Method::PUT, path, Some(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Reply {
+        self.send(Method::DELETE, path, None).await
     }
 
     /// The body of an answer that must be a success.
@@ -115,4 +123,34 @@ pub fn refusal((status, body): &Reply) -> (u16, &str) {
     }
     assert!(body["retryable"].is_boolean(), "{body}");
     (*status, body["code"].as_str().unwrap())
+}
+
+/// Asks until the answer is as wanted.
+pub async fn eventually(panel: &Panel, path: &str, reached: impl Fn(&Json) -> bool) -> Json {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let answer = Panel::ok(panel.get(path).await);
+        if reached(&answer) {
+            return answer;
+        }
+        assert!(std::time::Instant::now() < deadline, "{path}: {answer}");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+/// A client of the shared list.
+pub type Phone = SyncClient<HttpTransport>;
+
+/// A server, and its operator.
+pub fn open(site: &Site, args: &[&str]) -> (Server, Panel) {
+    let mut server = site.start(args);
+    let panel = Panel::of(&mut server);
+    (server, panel)
+}
+
+/// Pushes a todo; how it ended.
+pub async fn commit(client: &mut Phone, id: &str, title: &str) -> OutcomeStatus {
+    let commit = client.edit([todo(id, title)]).unwrap();
+    client.sync().await.unwrap();
+    client.outcome(&commit).unwrap().clone()
 }

@@ -149,6 +149,11 @@ impl Site {
         command
     }
 
+    /// The URL of the database.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("server.log")).unwrap_or_default()
     }
