@@ -189,7 +189,7 @@ impl Shared {
         if ensured.is_ok() {
             // Before anybody is served: what was just installed is declared here.
             match declared::refresh(&parts.directory, &*parts.store, &parts.projections).await {
-                Ok(()) | Err(StoreError::CheckpointUnsupported) => {}
+                Ok(_) | Err(StoreError::CheckpointUnsupported) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -235,7 +235,7 @@ impl Shared {
             return;
         }
         match declared::refresh(&parts.directory, &*parts.store, &parts.projections).await {
-            Ok(()) | Err(StoreError::CheckpointUnsupported) => {}
+            Ok(_) | Err(StoreError::CheckpointUnsupported) => {}
             Err(error) => tracing::warn!(error = ?error, "checkpoints cannot be read"),
         }
     }

@@ -22,7 +22,8 @@ pub(crate) fn projection_of<'p>(
 }
 
 /// Tells the directory what this process declares now. Serialized with [`declaring`], so
-/// that a checkpoint that is just being declared is not left out.
+/// that a checkpoint that is just being declared is not left out. Every checkpoint, as the
+/// database has it.
 ///
 /// # Errors
 /// Storage failures; what was declared before stays.
@@ -30,7 +31,7 @@ pub(crate) async fn refresh(
     directory: &Directory,
     store: &dyn Store,
     projections: &[Arc<dyn Projection>],
-) -> Result<(), StoreError> {
+) -> Result<Vec<Checkpoint>, StoreError> {
     let _order = directory.declaring().await;
     let checkpoints = store.list_checkpoints(None).await?;
     let declared: BTreeSet<(String, String)> = checkpoints
@@ -42,7 +43,7 @@ pub(crate) async fn refresh(
     if *directory.declared() != declared {
         directory.set_declared(Arc::new(declared));
     }
-    Ok(())
+    Ok(checkpoints)
 }
 
 /// Runs a declaration while the directory already counts it as declared: between the

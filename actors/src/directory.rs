@@ -245,6 +245,11 @@ async fn finish(partition: &Arc<Partition>) {
     }
 }
 
+/// Whether a client id is one of the server's own backfills.
+fn is_backfill(client: &ClientId) -> bool {
+    client.as_str().starts_with("[\"backfill\",")
+}
+
 /// One partition's door.
 #[derive(Debug, Clone)]
 pub struct PartitionHandle {
@@ -274,6 +279,10 @@ impl PartitionHandle {
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
         let service = &self.partition.service;
         let admitted = Instant::now();
+        // Under such an id a client could record pages as done that nobody computed.
+        if is_backfill(&request.client_id) {
+            return Err(PushError::bound_elsewhere());
+        }
         let gauges = [
             Arc::clone(&self.current().gauge),
             Arc::clone(&service.gauge),
@@ -434,5 +443,19 @@ impl PartitionHandle {
     /// Backfill pages that wait for their turn.
     pub fn queued_pages(&self) -> usize {
         self.current().inbox.queued_pages()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backfills_client_id_is_told_from_those_of_clients() {
+        let own = tidegate_engine::backfill::scan::client_id("a \"name\"");
+        assert!(is_backfill(&own));
+        for client in ["", "c", "backfill", "[\"backfills\",1]"] {
+            assert!(!is_backfill(&client.into()), "{client}");
+        }
     }
 }

@@ -41,12 +41,9 @@ pub(crate) fn failpoint(step: &'static str) {
     static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
     let wanted = WANTED.get_or_init(|| {
         let text = std::env::var("TIDEGATE_FAILPOINT").ok()?;
-        let (step, count) = match text.rsplit_once(':') {
-            Some((step, count)) => (step.to_owned(), count.parse().ok()?),
-            None => (text, 1),
-        };
+        let (step, count) = parse(&text)?;
         Some(Wanted {
-            step,
+            step: step.to_owned(),
             left: AtomicU64::new(count),
         })
     });
@@ -55,5 +52,27 @@ pub(crate) fn failpoint(step: &'static str) {
         && wanted.left.fetch_sub(1, Ordering::SeqCst) == 1
     {
         std::process::abort();
+    }
+}
+
+/// Reads `name` or `name:count`.
+#[cfg(any(feature = "failpoints", test))]
+fn parse(text: &str) -> Option<(&str, u64)> {
+    match text.rsplit_once(':') {
+        Some((step, count)) => Some((step, count.parse().ok().filter(|count| *count > 0)?)),
+        None => Some((text, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failpoint_is_a_step_and_the_time_at_which_it_is_reached() {
+        assert_eq!(parse("a.b"), Some(("a.b", 1)));
+        assert_eq!(parse("a.b:3"), Some(("a.b", 3)));
+        assert_eq!(parse("a.b:0"), None);
+        assert_eq!(parse("a.b:x"), None);
     }
 }

@@ -4,21 +4,20 @@
 //! It is a batch of its own, so it is serialized with the pushes, meets the same CAS, and
 //! leaves the same trace in memory and with the observer.
 
+mod deciding;
+
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ssp2::{ErrorCode, OperationOutcome, OperationResult, PushCommit, SyncError, WireVersion};
-use tidegate_engine::backfill::page::{BackfillPage, RowChange, server_scopes};
-use tidegate_engine::hooks::Allowed;
+use ssp2::{ErrorCode, OperationOutcome, OperationResult, PushCommit, SyncError};
+use tidegate_engine::CommitSeq;
+use tidegate_engine::backfill::page::{BackfillPage, RowChange};
 use tidegate_engine::model::{
     CommitBatch, Fetched, LoggedCommit, Needs, PageAdvance, ResultLookup, RowKey, RowState,
     StoredPushResult,
 };
-use tidegate_engine::push::{
-    Candidate, Decision, PushEnv, PushHooks, PushInput, Step, decide, initial_needs,
-};
-use tidegate_engine::{ActorId, CommitSeq};
+use tidegate_engine::push::{Candidate, Decision, Step};
 use tidegate_store::{CommitError, StoreError};
 use tokio::sync::oneshot;
 
@@ -32,9 +31,7 @@ use crate::partition::Partition;
 use crate::resolve::{self, Fate};
 use crate::service::Service;
 use crate::view::{Missing, View};
-
-/// The actor that the commits of backfills name.
-const ACTOR: &str = "backfill";
+use deciding::Deciding;
 
 /// What became of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -507,86 +504,4 @@ impl PageCommit {
 
 fn declared(service: &Service) -> tidegate_store::Declared {
     Arc::clone(&service.declared.read())
-}
-
-/// The page's commit being decided; moved to a blocking thread when it is large.
-struct Deciding {
-    service: Arc<Service>,
-    page: Arc<BackfillPage>,
-    candidate: Candidate,
-    commit: PushCommit,
-    allowed: Allowed,
-    hooks: PushHooks,
-    actor: ActorId,
-    now_ms: i64,
-}
-
-impl Deciding {
-    fn new(
-        service: &Arc<Service>,
-        page: &Arc<BackfillPage>,
-        candidate: Candidate,
-        commit: PushCommit,
-    ) -> Self {
-        let target = page.changes.first().map(|change| change.key.table);
-        Self {
-            allowed: target.map_or(Allowed::Failed, |table| {
-                server_scopes(service.schema.table_at(table))
-            }),
-            // Merging is how a crdt column is stored at all; every other rule judges clients.
-            hooks: PushHooks {
-                crdt_merger: service.hooks.crdt_merger.clone(),
-                ..PushHooks::default()
-            },
-            actor: ACTOR.into(),
-            now_ms: service.clock.now_ms(),
-            service: Arc::clone(service),
-            page: Arc::clone(page),
-            candidate,
-            commit,
-        }
-    }
-
-    fn with<T>(
-        &mut self,
-        work: impl FnOnce(&PushEnv<'_>, &mut Candidate, &PushInput<'_>) -> T,
-    ) -> T {
-        // What references may append is meant for one delete of a client; here are many.
-        let operations = u32::try_from(self.commit.operations.len()).unwrap_or(u32::MAX);
-        let env = PushEnv {
-            schema: &self.service.schema,
-            hooks: &self.hooks,
-            now_ms: self.now_ms,
-            cascade_cap: self.service.settings.cascade_cap.saturating_mul(operations),
-        };
-        let input = PushInput {
-            client_id: &self.page.key.client_id,
-            actor_id: &self.actor,
-            wire: WireVersion::V3,
-            allowed: &self.allowed,
-            commit: &self.commit,
-        };
-        work(&env, &mut self.candidate, &input)
-    }
-
-    fn initial_needs(&mut self) -> Needs {
-        self.with(|env, _, input| initial_needs(env, input))
-    }
-
-    async fn step(mut self) -> Result<(Step, Self), PushError> {
-        let small = self.commit.operations.len() <= self.service.settings.inline_operations;
-        let work = move || {
-            let step = self.with(decide);
-            (step, self)
-        };
-        if small {
-            return Ok(work());
-        }
-        match tokio::task::spawn_blocking(work).await {
-            Ok(done) => Ok(done),
-            Err(failure) if failure.is_panic() => std::panic::resume_unwind(failure.into_panic()),
-            // The runtime stops.
-            Err(_) => Err(PushError::unavailable()),
-        }
-    }
 }

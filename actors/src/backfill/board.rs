@@ -189,3 +189,35 @@ impl Board {
         state.pacer.take(rows, now_ms)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    /// Slow pushes take rate away, quick ones give it back.
+    #[test]
+    fn the_rate_follows_the_latency_of_pushes() {
+        let board = Board::new(Orders {
+            stop: false,
+            workers: 1,
+            pace: Pace {
+                push_p99_target_ms: Some(50.0),
+                ..Pace::default()
+            },
+        });
+        let pushes = Latencies::new();
+        let observe = |took: Duration, until: &dyn Fn(f64) -> bool| {
+            let patience = Instant::now();
+            while !until(board.rate_share()) {
+                assert!(patience.elapsed() < Duration::from_secs(20));
+                pushes.record(took);
+                board.charge(0, &pushes);
+                std::thread::yield_now();
+            }
+        };
+        observe(Duration::from_millis(400), &|share| share < 0.3);
+        let low = board.rate_share();
+        observe(Duration::from_millis(2), &|share| share > low);
+    }
+}

@@ -56,6 +56,8 @@ pub struct BackfillSettings {
     pub pace: Pace,
     /// Workers per checkpoint.
     pub workers: u32,
+    /// Checkpoints that this process works on at once; more wait, unclaimed.
+    pub runs: usize,
     /// How often the supervisor looks for checkpoints.
     pub poll: Duration,
     /// A checkpoint that its owner has not moved for that long is claimed. Owners move
@@ -75,6 +77,7 @@ impl Default for BackfillSettings {
             page_rows: 500,
             pace: Pace::default(),
             workers: 1,
+            runs: 8,
             poll: Duration::from_secs(1),
             lease: Duration::from_secs(15),
             first_pause: Duration::from_millis(100),

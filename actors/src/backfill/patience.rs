@@ -10,6 +10,9 @@ use super::run::{Ended, Run};
 use crate::error::PushError;
 use crate::failpoint::failpoint;
 
+/// Longest wait for the pace without a look at it.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
 /// What went wrong with a step.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -111,8 +114,10 @@ impl Run {
             if wait == 0 {
                 return Ok(true);
             }
+            // Now and then pushes are looked at: the pace may have changed by itself.
+            let wait = Duration::from_millis(wait).min(LOOK_EVERY);
             tokio::select! {
-                () = tokio::time::sleep(Duration::from_millis(wait)) => {}
+                () = tokio::time::sleep(wait) => {}
                 // The sender lives as long as the board.
                 _ = orders.changed() => {}
             }

@@ -97,6 +97,10 @@ impl Run {
             Err(ended) => ended,
         };
         match &ended {
+            Ended::Activated => tracing::info!(
+                partition = %run.key.partition, name = %run.key.name,
+                "a backfill is activated"
+            ),
             Ended::Failed(reason) => run.store_failure(reason).await,
             // Its own activation may be what it stumbled over, when the answer was lost.
             Ended::Superseded if run.is_activated().await => return Ended::Activated,
@@ -153,6 +157,10 @@ impl Run {
             observed: claimed.observed_rows,
             advanced: Instant::now(),
         };
+        tracing::info!(
+            %partition, name, owner_epoch = claimed.owner_epoch.0,
+            "a backfill is claimed"
+        );
         env.step("backfill.claim.after").await;
         self.insist(|| env.edit_control(&self.key, |control| control.last_error = None))
             .await?;
@@ -185,7 +193,12 @@ impl Run {
             }
             match self.follow().await? {
                 Followed::Activated => return Ok(()),
-                Followed::LostTrack => scan = Some(self.begin_scan().await?),
+                Followed::LostTrack => {
+                    let reason = "the log was pruned past the watermark: scanning anew";
+                    tracing::warn!(partition = %self.key.partition, name = %self.key.name, reason);
+                    self.board.set_error(Some(reason.to_owned()));
+                    scan = Some(self.begin_scan().await?);
+                }
             }
         }
     }

@@ -134,8 +134,9 @@ impl Supervisor {
         let env = Arc::clone(&self.env);
         let look = async move {
             // Its pages pass the gate only while the checkpoint counts as declared here.
-            declared::refresh(&env.directory, &*env.store, &env.projections).await?;
-            read_all(&env, None).await
+            let checkpoints =
+                declared::refresh(&env.directory, &*env.store, &env.projections).await?;
+            with_controls(&env, None, checkpoints).await
         };
         ctx.spawn(look.into_actor(self).map(move |look, actor, ctx| {
             actor.looking = false;
@@ -158,8 +159,19 @@ impl Supervisor {
     ) {
         for checkpoint in checkpoints {
             let key = CheckpointKey::of(checkpoint);
+            if !checkpoint.state.is_incomplete() {
+                // There may be thousands, of partitions and of times long past.
+                self.forget_if_idle(&key);
+                continue;
+            }
             let control = control_of(&self.env, &key, controls);
             self.consider(&key, checkpoint, control, Start::IfFree, ctx);
+        }
+    }
+
+    fn forget_if_idle(&mut self, key: &CheckpointKey) {
+        if self.watched.get(key).is_some_and(Watched::is_idle) {
+            self.watched.remove(key);
         }
     }
 
@@ -173,6 +185,9 @@ impl Supervisor {
         ctx: &mut Context<Self>,
     ) {
         let lease = self.env.settings.lease;
+        // The others wait for their turn unclaimed, for anybody to take.
+        let running = self.watched.values().filter(|other| !other.is_idle());
+        let crowded = start == Start::IfFree && running.count() >= self.env.settings.runs.max(1);
         let watched = self.watched.entry(key.clone()).or_default();
         watched.observe(checkpoint, Instant::now());
         let mut orders = self.env.orders(&control);
@@ -182,7 +197,7 @@ impl Supervisor {
             return;
         };
         let wanted = !self.stopping && !control.paused && checkpoint.state.is_incomplete();
-        if !wanted || !watched.may_start(start, lease, Instant::now()) {
+        if !wanted || crowded || !watched.may_start(start, lease, Instant::now()) {
             return;
         }
         self.runs += 1;
@@ -220,6 +235,14 @@ fn control_of(
 
 async fn read_all(env: &Environment, partition: Option<&PartitionId>) -> Look {
     let checkpoints = env.store.list_checkpoints(partition).await?;
+    with_controls(env, partition, checkpoints).await
+}
+
+async fn with_controls(
+    env: &Environment,
+    partition: Option<&PartitionId>,
+    checkpoints: Vec<Checkpoint>,
+) -> Look {
     let controls = if checkpoints.is_empty() {
         Vec::new()
     } else {

@@ -73,6 +73,11 @@ impl Watched {
             .map(|running| Arc::clone(&running.board))
     }
 
+    /// Whether nothing runs here.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_none()
+    }
+
     /// Stops the work of this process until [`Self::forgive`].
     pub fn hold(&mut self) {
         self.held = true;

@@ -36,7 +36,7 @@ fn settings() -> CoordinatorSettings {
 
 /// A database at version 1 with rows.
 async fn old() -> World {
-    World::old(200).await
+    World::old(Home::sqlite(), 200).await
 }
 
 fn declared() -> Vec<Declaration> {
@@ -48,8 +48,12 @@ fn declared() -> Vec<Declaration> {
 
 #[actix::test]
 async fn of_two_coordinators_that_race_one_migrates_and_the_other_finds_it_done() {
-    let world = old().await;
-    let coordinators = [world.open(), world.open()].map(|store| {
+    two_coordinators(Home::sqlite()).await;
+}
+
+pub async fn two_coordinators(home: Home) {
+    let world = World::old(home, 200).await;
+    let coordinators = [world.open().await, world.open().await].map(|store| {
         Coordinator::start(
             CoordinatorParts {
                 declarations: declared(),
@@ -76,7 +80,7 @@ async fn of_two_coordinators_that_race_one_migrates_and_the_other_finds_it_done(
 #[actix::test]
 async fn callers_share_a_run_and_its_success_is_remembered() {
     let world = old().await;
-    let store = world.open();
+    let store = world.open().await;
     let script = Script::new();
     let coordinator = Coordinator::start(
         parts(&store, &new_schema()),
@@ -95,7 +99,7 @@ async fn callers_share_a_run_and_its_success_is_remembered() {
 #[actix::test]
 async fn a_refused_migration_is_reported_and_tried_afresh() {
     let world = old().await;
-    let store = world.open();
+    let store = world.open().await;
     let retyped = r#"{"schemaVersion": 2, "tables": [
         {"name": "todos", "primaryKey": "id", "scopes": ["list:{list}"], "columns": [
             {"name": "id", "type": "string"}, {"name": "list", "type": "string"},
@@ -122,7 +126,7 @@ async fn a_refused_migration_is_reported_and_tried_afresh() {
 #[actix::test]
 async fn an_undeclared_incomplete_checkpoint_is_its_own_phase() {
     let world = World::new(10, &[COLUMN]).await;
-    let coordinator = Coordinator::start(parts(&world.open(), &new_schema()), settings());
+    let coordinator = Coordinator::start(parts(&world.open().await, &new_schema()), settings());
     let refused = coordinator.ensure().await;
     assert!(matches!(refused, Err(StoreError::CheckpointIncomplete(_))));
     assert_eq!(
@@ -134,7 +138,7 @@ async fn an_undeclared_incomplete_checkpoint_is_its_own_phase() {
 #[actix::test]
 async fn pushes_wait_behind_the_barrier_and_go_on_after_it() {
     let world = World::new(10, &[]).await;
-    let store = world.open();
+    let store = world.open().await;
     let script = Script::new();
     let parts = parts(&store, &new_schema());
     let directory = parts.directory.clone();
@@ -170,7 +174,7 @@ async fn pushes_wait_behind_the_barrier_and_go_on_after_it() {
 #[actix::test]
 async fn what_a_migration_declares_is_declared_here_before_anybody_is_served() {
     let world = old().await;
-    let store = world.open();
+    let store = world.open().await;
     let parts = CoordinatorParts {
         declarations: declared(),
         projections: both(),
@@ -209,7 +213,7 @@ impl MigrationWatch for Overtaken {
 async fn a_process_that_is_migrated_past_tells_it_once() {
     let world = old().await;
     let watch = Arc::new(Overtaken::default());
-    let store = world.open();
+    let store = world.open().await;
     let coordinator = Coordinator::start(
         CoordinatorParts {
             watch: watch.clone(),
@@ -218,7 +222,7 @@ async fn a_process_that_is_migrated_past_tells_it_once() {
         settings(),
     );
     coordinator.ensure().await.unwrap();
-    let newer = Coordinator::start(parts(&world.open(), &new_schema()), settings());
+    let newer = Coordinator::start(parts(&world.open().await, &new_schema()), settings());
     newer.ensure().await.unwrap();
     coordinator.look().await;
     coordinator.look().await;

@@ -33,8 +33,13 @@ fn write_meanwhile(script: &Arc<Script>, directory: &Directory, written: &Arc<At
     });
 }
 
-async fn run(name: &str, writes: bool, death: Option<(&'static str, usize)>) -> (Left, bool) {
-    let world = World::new(90, &[name]).await;
+async fn run(
+    home: Home,
+    name: &str,
+    writes: bool,
+    death: Option<(&'static str, usize)>,
+) -> (Left, bool) {
+    let world = World::new_in(home, 90, &[name]).await;
     let written = Arc::new(AtomicBool::new(!writes));
     let mut died = false;
     if death.is_some() {
@@ -81,13 +86,19 @@ const WITHOUT_CHANGES: [&str; 2] = [
     "backfill.catch_up.after_advance",
 ];
 
-async fn every_death_ends_alike(name: &str, writes: bool, steps: &[&'static str]) {
-    let (undisturbed, _) = run(name, writes, None).await;
+pub async fn every_death_ends_alike(
+    home: impl Fn() -> Home,
+    name: &str,
+    writes: bool,
+    steps: &[&'static str],
+    times: &[usize],
+) {
+    let (undisturbed, _) = run(home(), name, writes, None).await;
     assert_eq!(undisturbed.observed, 90);
     for step in steps {
         let mut deaths = 0;
-        for time in [1, 2, 5] {
-            let (left, died) = run(name, writes, Some((step, time))).await;
+        for time in times.iter().copied() {
+            let (left, died) = run(home(), name, writes, Some((step, time))).await;
             assert_eq!(left, undisturbed, "dead at {step} for time {time}");
             deaths += usize::from(died);
         }
@@ -95,7 +106,7 @@ async fn every_death_ends_alike(name: &str, writes: bool, steps: &[&'static str]
     }
 }
 
-fn with_changes() -> Vec<&'static str> {
+pub fn with_changes() -> Vec<&'static str> {
     let mut steps = STEPS.to_vec();
     steps.retain(|step| !WITHOUT_CHANGES.contains(step));
     steps
@@ -103,17 +114,17 @@ fn with_changes() -> Vec<&'static str> {
 
 #[actix::test]
 async fn a_death_at_any_step_of_a_computed_column_changes_nothing_in_the_end() {
-    every_death_ends_alike(COLUMN, true, &with_changes()).await;
+    every_death_ends_alike(Home::sqlite, COLUMN, true, &with_changes(), &[1, 2, 5]).await;
 }
 
 #[actix::test]
 async fn a_death_at_any_step_of_a_computed_table_changes_nothing_in_the_end() {
-    every_death_ends_alike(TABLE, true, &with_changes()).await;
+    every_death_ends_alike(Home::sqlite, TABLE, true, &with_changes(), &[1, 2, 5]).await;
 }
 
 #[actix::test]
 async fn a_death_with_nothing_left_to_compute_changes_nothing_in_the_end() {
-    every_death_ends_alike(TABLE, false, &WITHOUT_CHANGES).await;
+    every_death_ends_alike(Home::sqlite, TABLE, false, &WITHOUT_CHANGES, &[1, 2, 5]).await;
 }
 
 #[actix::test]

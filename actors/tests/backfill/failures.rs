@@ -64,7 +64,7 @@ async fn the_reason_outlives_the_process_and_a_new_program_tries_again() {
         .await;
     process.die().await;
     // One without the projection still shows it.
-    let store = world.open();
+    let store = world.open().await;
     store
         .ensure_schema(new_schema(), &[declaration(COLUMN)], 3)
         .await

@@ -44,6 +44,35 @@ async fn a_computed_table_gets_a_row_per_source_row_that_is_not_left_out() {
 }
 
 #[actix::test]
+async fn no_more_checkpoints_are_claimed_than_may_be_worked_on_at_once() {
+    let world = World::new(100, &[COLUMN, TABLE]).await;
+    let settings = BackfillSettings {
+        pace: frozen(),
+        runs: 1,
+        ..quick()
+    };
+    let process = world.process(both(), settings).await;
+    process
+        .until(TABLE, |status| status.checkpoint.observed_rows > 0)
+        .await;
+    let other = process.status(COLUMN).await;
+    assert_eq!(other.checkpoint.state, CheckpointState::Declared);
+    process
+        .backfills
+        .set_pace(key(TABLE), fast())
+        .await
+        .unwrap();
+    process
+        .backfills
+        .set_pace(key(COLUMN), fast())
+        .await
+        .unwrap();
+    process.activated(TABLE).await;
+    process.activated(COLUMN).await;
+    process.die().await;
+}
+
+#[actix::test]
 async fn an_empty_partition_activates() {
     let world = World::new(0, &[COLUMN, TABLE]).await;
     let process = world.process(both(), quick()).await;
@@ -55,7 +84,11 @@ async fn an_empty_partition_activates() {
 
 #[actix::test]
 async fn both_kinds_activate_under_pushes_that_never_stop_and_every_row_is_right() {
-    let world = World::new(300, &[COLUMN, TABLE]).await;
+    under_pushes(Home::sqlite()).await;
+}
+
+pub async fn under_pushes(home: Home) {
+    let world = World::new_in(home, 300, &[COLUMN, TABLE]).await;
     let settings = BackfillSettings {
         workers: 3,
         ..quick()
@@ -305,7 +338,7 @@ async fn declaring_at_run_time_needs_the_projection_and_serves_on() {
     assert!(matches!(refused, Err(BackfillError::ProjectionNotLoaded)));
     process.die().await;
 
-    let store = world.open();
+    let store = world.open().await;
     store.ensure_schema(new_schema(), &[], 3).await.unwrap();
     let process = Process::start(store, both(), quick());
     let declared = process

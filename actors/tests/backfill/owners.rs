@@ -21,7 +21,11 @@ fn slow() -> BackfillSettings {
 
 #[actix::test]
 async fn two_processes_that_start_at_once_end_with_the_same_rows_and_one_owner_at_a_time() {
-    let world = World::new(200, &[COLUMN, TABLE]).await;
+    two_processes(Home::sqlite()).await;
+}
+
+pub async fn two_processes(home: Home) {
+    let world = World::new_in(home, 200, &[COLUMN, TABLE]).await;
     let stores = [world.store(&both()).await, world.store(&both()).await];
     let [one, other] = stores.map(|store| Process::start(store, both(), quick()));
     for process in [&one, &other] {
@@ -174,6 +178,24 @@ async fn a_superseded_owners_page_is_dropped_whole_and_a_repeated_page_writes_no
     assert_eq!(process.heard.0.lock().len(), 1);
     let todos = assert_column_is_right(&*process.store).await;
     assert!(todos.values().all(|(version, _)| *version == 2));
+    process.die().await;
+}
+
+#[actix::test]
+async fn no_client_may_push_under_the_id_of_a_backfill() {
+    let world = World::new(1, &[]).await;
+    let process = world.process(vec![], quick()).await;
+    let request = tidegate_actors::PushRequest {
+        client_id: tidegate_engine::backfill::scan::client_id(COLUMN),
+        actor_id: "mallory".into(),
+        wire: ssp2::WireVersion::V2,
+        allowed: tidegate_engine::hooks::Allowed::Failed,
+        commits: Vec::new(),
+        bind: None,
+    };
+    let handle = process.directory.partition(&partition());
+    let refused = handle.push(request).await.unwrap_err();
+    assert_eq!(refused.error.code, ssp2::ErrorCode::InvalidClientId);
     process.die().await;
 }
 

@@ -20,8 +20,10 @@ use tidegate_engine::model::LoggedCommit;
 use tidegate_engine::push::Decision;
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{PartitionId, SchemaVersion};
+use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{SqliteOptions, SqliteStore, Synchronous};
 use tidegate_store::{Declaration, Partitions, RangeQuery, Store, Touch};
+use tidegate_test_postgres::Database;
 
 pub const COLUMN: &str = "title-key";
 pub const TABLE: &str = "cards";
@@ -85,12 +87,41 @@ pub fn key(name: &str) -> CheckpointKey {
 
 /// A database file at schema version 2, with old rows from version 1.
 pub struct World {
-    directory: PathBuf,
+    home: Home,
 }
 
-impl Drop for World {
+/// Where the database is.
+pub enum Home {
+    /// A SQLite file in a directory of its own, removed in the end.
+    Sqlite(PathBuf),
+    /// A database of the shared test server.
+    Postgres(Database),
+}
+
+impl Home {
+    pub fn sqlite() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name = format!(
+            "backfill-{}-{}",
+            std::process::id(),
+            COUNTER.fetch_add(1, Ordering::Relaxed)
+        );
+        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        Self::Sqlite(directory)
+    }
+
+    pub fn postgres() -> Self {
+        Self::Postgres(Database::create().unwrap())
+    }
+}
+
+impl Drop for Home {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
+        if let Self::Sqlite(directory) = self {
+            let _ = std::fs::remove_dir_all(directory);
+        }
     }
 }
 
@@ -102,19 +133,10 @@ pub fn title(at: usize) -> String {
 
 impl World {
     /// At version 1 with so many rows.
-    pub async fn old(rows: usize) -> Self {
-        static COUNTER: AtomicU32 = AtomicU32::new(0);
-        let name = format!(
-            "backfill-{}-{}",
-            std::process::id(),
-            COUNTER.fetch_add(1, Ordering::Relaxed)
-        );
-        let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
-        let _ = std::fs::remove_dir_all(&directory);
-        std::fs::create_dir_all(&directory).unwrap();
-        let world = Self { directory };
+    pub async fn old(home: Home, rows: usize) -> Self {
+        let world = Self { home };
         let schema = old_schema();
-        let store = world.open();
+        let store = world.open().await;
         store
             .ensure_schema(Arc::clone(&schema), &[], 1)
             .await
@@ -135,9 +157,13 @@ impl World {
 
     /// At version 2, with so many rows from version 1 and those checkpoints declared.
     pub async fn new(rows: usize, names: &[&str]) -> Self {
-        let world = Self::old(rows).await;
+        Self::new_in(Home::sqlite(), rows, names).await
+    }
+
+    pub async fn new_in(home: Home, rows: usize, names: &[&str]) -> Self {
+        let world = Self::old(home, rows).await;
         let declarations: Vec<Declaration> = names.iter().map(|name| declaration(name)).collect();
-        let store = world.open();
+        let store = world.open().await;
         store
             .ensure_schema(new_schema(), &declarations, 2)
             .await
@@ -146,13 +172,24 @@ impl World {
         world
     }
 
+    /// The SQLite file.
     pub fn path(&self) -> PathBuf {
-        self.directory.join("data.sqlite")
+        match &self.home {
+            Home::Sqlite(directory) => directory.join("data.sqlite"),
+            Home::Postgres(_) => panic!("there is no file"),
+        }
     }
 
-    /// A store on the file, not prepared yet.
-    pub fn open(&self) -> Arc<dyn Store> {
-        self.open_with_timeout(Duration::from_secs(5))
+    /// A store on the database, not prepared yet.
+    pub async fn open(&self) -> Arc<dyn Store> {
+        match &self.home {
+            Home::Sqlite(_) => self.open_with_timeout(Duration::from_secs(5)),
+            Home::Postgres(database) => {
+                let mut options = PostgresOptions::new(database.url());
+                options.pool_size = 8;
+                PostgresStore::connect(options).await.unwrap()
+            }
+        }
     }
 
     /// One that waits only so long for another program's lock.
@@ -166,7 +203,7 @@ impl World {
     /// A store on the file, prepared for the new schema by a program that has those
     /// projections.
     pub async fn store(&self, projections: &[Arc<dyn Projection>]) -> Arc<dyn Store> {
-        let store = self.open();
+        let store = self.open().await;
         let declarations: Vec<Declaration> = projections
             .iter()
             .map(|projection| declaration(projection.name()))
