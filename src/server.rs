@@ -13,12 +13,13 @@ use tidegate_actors::{
     Clock, Coordinator, CoordinatorParts, CoordinatorSettings, Directory, MigrationPhase,
     NoObserver, NoWatch, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
 };
+use tidegate_engine::LogEpoch;
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
 use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
-use tidegate_store::{Declared, SchemaOutcome, Store, StoreError};
+use tidegate_store::{Declared, EpochSource, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
@@ -61,6 +62,8 @@ pub struct Service {
     /// Empty until the database is prepared.
     backfills: Arc<OnceLock<Backfills>>,
     projections: Vec<Arc<dyn Projection>>,
+    /// Epochs for new partitions.
+    pub new_epoch: EpochSource,
     grants: Option<Arc<Grants>>,
     test_hooks: Option<Arc<TestHooks>>,
     requests: AtomicU64,
@@ -273,12 +276,18 @@ impl Service {
         self.requests.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks the database for a sign of life.
+    /// Whether the database answers, and takes writes: after one failed, a probe must
+    /// succeed before requests should come here again.
     ///
     /// # Errors
-    /// When it gives none.
-    pub async fn ping(&self) -> Result<(), StoreError> {
-        self.store.ping().await
+    /// When it does not.
+    pub async fn check_storage(&self) -> Result<(), StoreError> {
+        if !self.directory.writes_fail() {
+            return self.store.ping().await;
+        }
+        self.store.probe_write().await?;
+        self.directory.writes_succeed_again();
+        Ok(())
     }
 
     #[cfg(test)]
@@ -368,6 +377,7 @@ impl Service {
             authenticate: hooks.authenticate,
             scopes: hooks.scopes,
             phase: PhaseCell::default(),
+            new_epoch: Arc::new(random_epoch),
             // Different per process start, so that ids of two runs do not collide in one log.
             requests: AtomicU64::new(u64::from(std::process::id()) << 40 | clock_bits(&*clock)),
             clock,
@@ -375,6 +385,13 @@ impl Service {
             test_hooks: hooks.test_hooks,
         }
     }
+}
+
+/// 128 unpredictable bits for a partition that has no epoch yet.
+fn random_epoch() -> Result<LogEpoch, StoreError> {
+    let mut bits = [0u8; 16];
+    getrandom::fill(&mut bits).map_err(|error| StoreError::failed("drawing a log epoch", error))?;
+    Ok(format!("{:032x}", u128::from_le_bytes(bits)).into())
 }
 
 fn clock_bits(clock: &dyn Clock) -> u64 {

@@ -202,6 +202,18 @@ impl Directory {
         report
     }
 
+    /// Whether the last write that was tried failed for a reason of the database's own,
+    /// such as a full disk. It says nothing of the next one: see
+    /// [`Self::writes_succeed_again`].
+    pub fn writes_fail(&self) -> bool {
+        self.service.writes_fail.load(Ordering::Relaxed)
+    }
+
+    /// Tells that a write was probed and succeeded.
+    pub fn writes_succeed_again(&self) {
+        self.service.writes_fail.store(false, Ordering::Relaxed);
+    }
+
     /// What the partition actors did and hold.
     pub fn statistics(&self) -> Statistics {
         let queued = self.service.gauge.current();

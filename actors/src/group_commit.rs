@@ -222,7 +222,9 @@ impl GroupCommit {
             if self.abandoned.is_set() {
                 return Err(PushError::internal());
             }
-            match access.commit(Arc::clone(&batch)).await {
+            let written = access.commit(Arc::clone(&batch)).await;
+            service.note_write(&written);
+            match written {
                 Ok(()) => {
                     self.accept(&undecided, decisions, Some(&batch));
                     return Ok(Part::Settled);

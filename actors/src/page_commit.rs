@@ -212,6 +212,7 @@ impl PageCommit {
             }
             failpoint("partition.page.before_store");
             let committed = access.commit(Arc::clone(&batch)).await;
+            service.note_write(&committed);
             failpoint("partition.page.after_store");
             match committed {
                 Ok(()) => return Ok(self.accept(&batch)),
@@ -425,7 +426,7 @@ impl PageCommit {
 
     fn accept(&mut self, batch: &CommitBatch) -> PageOutcome {
         self.view.absorb(batch);
-        let commits: Vec<Arc<LoggedCommit>> = batch.commits.iter().cloned().map(Arc::new).collect();
+        let commits = batch.commits.clone();
         self.partition.tail.append(&commits);
         let seq = commits.last().map(|commit| commit.seq);
         self.commits.extend(commits);

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 use tidegate_engine::PartitionId;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
-use tidegate_store::{Declared, Store};
+use tidegate_store::{CommitError, Declared, Store};
 
 use crate::admission::Gauge;
 use crate::clock::Clock;
@@ -56,6 +56,8 @@ pub(crate) struct Service {
     /// Client records on their way to the database.
     pub unwritten: Arc<Memory>,
     relieving: AtomicBool,
+    /// Whether the last write that was tried failed for a reason of the database's own.
+    pub writes_fail: AtomicBool,
     /// Migration barriers in force; while there is one no batch of pushes starts.
     pub held_by_all: AtomicUsize,
     stopping: AtomicBool,
@@ -82,6 +84,7 @@ impl Service {
             memory: Memory::new(settings.memory_bytes),
             unwritten: Memory::new(settings.unwritten_bytes),
             relieving: AtomicBool::new(false),
+            writes_fail: AtomicBool::new(false),
             settings,
             held_by_all: AtomicUsize::new(0),
             stopping: AtomicBool::new(false),
@@ -139,6 +142,18 @@ impl Service {
             .iter()
             .flat_map(|shard| shard.read().values().cloned().collect::<Vec<_>>())
             .collect()
+    }
+
+    /// Notes how a write ended. A refusal (a lost race, a fence, a constraint) is an
+    /// answer of a database that works.
+    pub fn note_write(&self, written: &Result<(), CommitError>) {
+        let failed = matches!(
+            written,
+            Err(CommitError::Store(_) | CommitError::OutcomeUnknown(_))
+        );
+        if self.writes_fail.load(Ordering::Relaxed) != failed {
+            self.writes_fail.store(failed, Ordering::Relaxed);
+        }
     }
 
     /// Makes partitions forget rows and commits when all of them hold too much, those

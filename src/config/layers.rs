@@ -202,10 +202,19 @@ impl Merged {
             .table
             .clone()
             .try_into()
-            .map_err(|error: toml::de::Error| wrong(error.message().to_owned()))?;
+            .map_err(|error: toml::de::Error| {
+                wrong(match key.as_str() {
+                    "listen" => LISTEN_FORM.to_owned(),
+                    _ => error.message().to_owned(),
+                })
+            })?;
         Ok(())
     }
 }
+
+/// What an address to listen on looks like.
+const LISTEN_FORM: &str = "expected IP:PORT, like 127.0.0.1:8787, [::1]:8787 or 0.0.0.0:8787 for every \
+     address of this machine; a host name is not looked up";
 
 fn article(kind: &str) -> String {
     match kind {
@@ -384,7 +393,11 @@ mod tests {
         assert!(refused("[limits]\nmax_operations = -1\n", &[]).contains("limits.max_operations"));
         assert!(refused("limits = 3\n", &[]).contains("limits"));
         assert!(refused("[sqlite]\nsynchronous = \"off\"\n", &[]).contains("sqlite.synchronous"));
-        assert!(refused("listen = \"nowhere\"\n", &[]).contains("listen"));
+        let named = refused("listen = \"localhost:8787\"\n", &[]);
+        assert!(
+            named.contains("listen") && named.contains("127.0.0.1:8787"),
+            "{named}"
+        );
         assert!(
             refused("", &[("TIDEGATE_SQLITE__READER_THREADS", "x")]).contains("READER_THREADS")
         );

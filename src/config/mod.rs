@@ -108,6 +108,9 @@ impl Database {
             return match path {
                 ":memory:" => Ok(DatabaseUrl::SqliteMemory),
                 "" => Err(invalid("sqlite: needs a path, or :memory:")),
+                path if path.ends_with('/') => {
+                    Err(invalid("sqlite: needs the path of a file, not of a folder"))
+                }
                 path => Ok(DatabaseUrl::SqliteFile(PathBuf::from(
                     path.strip_prefix("//").unwrap_or(path),
                 ))),
@@ -185,12 +188,22 @@ pub struct Postgres {
 impl Postgres {
     /// Zero would mean "for ever" to the server, or make waiting pointless.
     fn first_zero(&self) -> Option<&'static str> {
-        let values = [
+        let pools = [
             ("postgres.pool_size", u64::from(self.pool_size)),
             (
                 "postgres.snapshot_pool_size",
                 u64::from(self.snapshot_pool_size),
             ),
+        ];
+        pools
+            .into_iter()
+            .chain(self.times())
+            .find_map(|(key, value)| (value == 0).then_some(key))
+    }
+
+    /// Every time, milliseconds.
+    fn times(&self) -> [(&'static str, u64); 5] {
+        [
             ("postgres.statement_timeout_ms", self.statement_timeout_ms),
             ("postgres.lock_timeout_ms", self.lock_timeout_ms),
             (
@@ -202,10 +215,7 @@ impl Postgres {
                 "postgres.migration_lock_timeout_ms",
                 self.migration_lock_timeout_ms,
             ),
-        ];
-        values
-            .into_iter()
-            .find_map(|(key, value)| (value == 0).then_some(key))
+        ]
     }
 }
 
@@ -491,7 +501,15 @@ impl Config {
             ("http.keep_alive_ms", self.http.keep_alive_ms, MAX_MS),
             ("shutdown.deadline_ms", self.shutdown.deadline_ms, MAX_MS),
         ];
-        match bounded.into_iter().find(|(_, value, max)| value > max) {
+        let times = self
+            .postgres
+            .times()
+            .map(|(key, value)| (key, value, MAX_MS));
+        match bounded
+            .into_iter()
+            .chain(times)
+            .find(|(_, value, max)| value > max)
+        {
             None => Ok(()),
             Some((key, _, max)) => Err(ConfigError::Invalid {
                 key,
@@ -587,7 +605,13 @@ mod tests {
             parse("postgres://u:secret@h/d").unwrap(),
             DatabaseUrl::Postgres(_)
         ));
-        for bad in ["", "sqlite:", "mysql://u:secret@h/d"] {
+        for bad in [
+            "",
+            "sqlite:",
+            "sqlite:./data/",
+            "sqlite:///",
+            "mysql://u:secret@h/d",
+        ] {
             let error = parse(bad).unwrap_err().to_string();
             assert!(error.starts_with("database.url: "), "{error}");
             assert!(!error.contains("secret"), "{error}");
@@ -605,7 +629,13 @@ mod tests {
     #[test]
     fn values_that_would_break_something_further_down_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 6] = [
+        let cases: [(&str, Spoil); 8] = [
+            ("postgres.statement_timeout_ms", |config| {
+                config.postgres.statement_timeout_ms = 1 << 31;
+            }),
+            ("postgres.migration_lock_timeout_ms", |config| {
+                config.postgres.migration_lock_timeout_ms = u64::MAX;
+            }),
             ("http.workers", |config| config.http.workers = 513),
             ("sqlite.reader_threads", |config| {
                 config.sqlite.reader_threads = 100_000;

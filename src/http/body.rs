@@ -103,6 +103,16 @@ fn invalid(message: &'static str) -> Refusal {
     Refusal::from(SyncError::new(ErrorCode::InvalidRequest, message))
 }
 
+/// The client sends too slowly. Repeating the request is right, so the code must be
+/// one that is retried; the status says whose clock it was.
+pub fn too_slow() -> Refusal {
+    let error = SyncError::new(
+        ErrorCode::InternalError,
+        "the request body did not arrive in time",
+    );
+    Refusal::from(error).with_status(408)
+}
+
 fn too_large() -> Refusal {
     invalid("the request body is too large")
 }

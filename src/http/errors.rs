@@ -73,6 +73,10 @@ impl ResponseError for Refusal {
         if self.status == 401 {
             response.insert_header((WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
         }
+        if self.status == 408 {
+            // The rest of the body is not read.
+            response.force_close();
+        }
         if matches!(self.status, 429 | 503) {
             response.insert_header((RETRY_AFTER, HeaderValue::from_static("1")));
         }

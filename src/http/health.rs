@@ -56,14 +56,16 @@ pub async fn readyz(service: web::Data<Service>) -> HttpResponse {
         Phase::Serving if service.migration_phase() == MigrationPhase::Newer => {
             MigrationPhase::Newer.as_str()
         }
-        Phase::Serving => match tokio::time::timeout(PROBE_TIMEOUT, service.ping()).await {
-            Ok(Ok(())) => "serving",
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "the readiness probe found no database");
-                "storage_unavailable"
+        Phase::Serving => {
+            match tokio::time::timeout(PROBE_TIMEOUT, service.check_storage()).await {
+                Ok(Ok(())) => "serving",
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the readiness probe found no database that takes writes");
+                    "storage_unavailable"
+                }
+                Err(_) => "storage_unavailable",
             }
-            Err(_) => "storage_unavailable",
-        },
+        }
     };
     let ready = phase == "serving";
     let mut response = if ready {

@@ -25,6 +25,8 @@ use crate::sync::{self, Answer, Failure};
 /// What the log says of a request that failed.
 #[derive(Default)]
 struct Trace {
+    /// Whether the whole body is here.
+    received: bool,
     identity: Option<Identity>,
     client: Option<ClientId>,
 }
@@ -42,6 +44,7 @@ pub async fn post(
     let work = work(&request, payload, &service, &mut trace);
     let done = match tokio::time::timeout(service.config.request_timeout(), work).await {
         Ok(done) => done,
+        Err(_) if !trace.received => Err(Ended::Refused(body::too_slow())),
         Err(elapsed) => Err(Ended::Failed(Failure::unavailable(elapsed))),
     };
     done.map_err(|ended| ended.into_refusal(service.next_request_id(), &trace))
@@ -123,6 +126,7 @@ async fn work(
         .map_err(Refusal::from)?;
     let identity = trace.identity.insert(identity);
     let body = body::read(request, payload, SYNC_CONTENT_TYPE, &service.config.limits).await?;
+    trace.received = true;
     let answer = sync::round(service, identity, body, &mut trace.client).await?;
     let coding = Coding::negotiate(
         request

@@ -60,7 +60,7 @@ pub async fn round(
     let partition = &identity.partition;
     let touch = Touch {
         now_ms,
-        new_epoch: random_epoch()?,
+        new_epoch: Arc::clone(&service.new_epoch),
         refresh_after_ms: TOUCH_EVERY_MS,
     };
     check_breadth(&request, &service.config.limits)?;
@@ -163,13 +163,6 @@ fn client_of(request: &Request) -> Result<ClientId, Failure> {
         )
         .into()),
     }
-}
-
-/// 128 unpredictable bits for a partition that has no epoch yet.
-fn random_epoch() -> Result<LogEpoch, Failure> {
-    let mut bits = [0u8; 16];
-    getrandom::fill(&mut bits).map_err(Failure::internal)?;
-    Ok(format!("{:032x}", u128::from_le_bytes(bits)).into())
 }
 
 /// Asks what the actor may see and write (§3.2), once.

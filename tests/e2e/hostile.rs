@@ -262,3 +262,35 @@ async fn gzip_requests_and_every_response_encoding_work() {
         .sum();
     assert_eq!(rows, 200);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_dribbles_in_is_408_and_its_connection_closed() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let site = Site::new();
+    std::fs::write(
+        site.path("short.toml"),
+        "[limits]\nrequest_timeout_ms = 1000\n",
+    )
+    .unwrap();
+    let server = site.start(&["--config", "short.toml"]);
+    let address = server.url.strip_prefix("http://").unwrap();
+    let mut connection = tokio::net::TcpStream::connect(address).await.unwrap();
+    let head = format!(
+        "POST /sync HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer ada\r\n\
+         content-type: {SYNC}\r\ncontent-length: 1000\r\n\r\n"
+    );
+    connection.write_all(head.as_bytes()).await.unwrap();
+    connection.write_all(b"SSP2").await.unwrap();
+    let mut answer = Vec::new();
+    let read = connection.read_to_end(&mut answer);
+    tokio::time::timeout(crate::process::PATIENCE, read)
+        .await
+        .expect("the connection is closed")
+        .unwrap();
+    let answer = String::from_utf8(answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
+    let body: Value = serde_json::from_str(answer.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    // A client on a slow line must try again.
+    assert_eq!(body["code"], "sync.internal_error");
+    assert_eq!(body["retryable"], true);
+}

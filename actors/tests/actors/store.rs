@@ -228,7 +228,7 @@ impl TestStore {
             for commit in &batch.commits {
                 assert_eq!(commit.seq, log.max.next(), "sequence numbers have no gaps");
                 log.max = commit.seq;
-                log.commits.push(commit.clone());
+                log.commits.push(LoggedCommit::clone(commit));
             }
             for (key, result) in &batch.results {
                 let doubled = log.results.insert(key.clone(), Arc::clone(result));

@@ -237,7 +237,7 @@ pub fn declaration(name: &str) -> Declaration {
 pub async fn register(store: &dyn Store) {
     let touch = Touch {
         now_ms: 1,
-        new_epoch: "e1".into(),
+        new_epoch: std::sync::Arc::new(|| Ok("e1".into())),
         refresh_after_ms: i64::MAX,
     };
     store

@@ -166,7 +166,7 @@ pub struct CommitBatch {
     /// Checkpoints `(partition, name)` that this process declares.
     pub declared: Arc<BTreeSet<(String, String)>>,
     /// Applied commits; sequence numbers are `expected_max + 1 ..` without gaps.
-    pub commits: Vec<LoggedCommit>,
+    pub commits: Vec<Arc<LoggedCommit>>,
     /// One per decided commit, rejected ones included.
     pub results: Vec<(ResultKey, Arc<StoredPushResult>)>,
     /// Final state per row, each row once.

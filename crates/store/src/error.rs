@@ -47,9 +47,7 @@ pub enum StoreError {
         column: Option<String>,
     },
     /// `sync.storage.physical_layout_mismatch`
-    #[error(
-        "table {table} in the database differs from its storage layout: {reason} (column {column:?}, expected {expected:?}, actual {actual:?})"
-    )]
+    #[error("{}", layout_mismatch(table, column.as_deref(), reason, expected.as_deref(), actual.as_deref()))]
     PhysicalLayoutMismatch {
         /// Table.
         table: String,
@@ -63,11 +61,11 @@ pub enum StoreError {
         actual: Option<String>,
     },
     /// The change from the stored to the wanted schema is not allowed.
-    #[error("the schema change is refused: table {table}: {reason}")]
+    #[error("the schema change is refused: {reason}")]
     RefusedMigration {
         /// Table.
         table: String,
-        /// Why, for the operator.
+        /// Why, for the operator; names the table.
         reason: String,
     },
     /// `sync.storage.checkpoint_incomplete`
@@ -113,6 +111,34 @@ pub enum StoreError {
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
+}
+
+/// What is wrong with a table, and what to do when it is somebody else's.
+fn layout_mismatch(
+    table: &str,
+    column: Option<&str>,
+    reason: &str,
+    expected: Option<&str>,
+    actual: Option<&str>,
+) -> String {
+    let column = column.unwrap_or_default();
+    let (expected, actual) = (expected.unwrap_or("?"), actual.unwrap_or("?"));
+    match reason {
+        "missing_table" => format!("table {table} is missing in the database"),
+        "missing_column" if column.starts_with("_sync_") => format!(
+            "the database has a table {table} that is not a synced one: it lacks the column {column}; \
+             rename that table, or use a database (in Postgres, a schema) of its own"
+        ),
+        "missing_column" => format!("table {table} in the database lacks the column {column}"),
+        "primary_key" => {
+            format!(
+                "table {table} in the database has another primary key: see its column {column}"
+            )
+        }
+        reason => format!(
+            "table {table} in the database differs: {reason} of column {column} is {actual}, not {expected}"
+        ),
+    }
 }
 
 impl StoreError {

@@ -63,12 +63,12 @@ impl Preamble {
 }
 
 /// How [`Store::read_preamble`] keeps the registry row.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Touch {
     /// Now, epoch milliseconds.
     pub now_ms: i64,
-    /// Epoch for a partition that has none yet: random, unpredictable.
-    pub new_epoch: LogEpoch,
+    /// Makes the epoch of a partition that has none yet: random, unpredictable.
+    pub new_epoch: EpochSource,
     /// `last_authenticated_at_ms` is refreshed only when older than this many milliseconds.
     pub refresh_after_ms: i64,
 }
@@ -92,6 +92,9 @@ impl Partitions {
         }
     }
 }
+
+/// Makes log epochs; asked only when one is needed.
+pub type EpochSource = Arc<dyn Fn() -> Result<LogEpoch, StoreError> + Send + Sync>;
 
 /// A declared backfill checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -349,6 +352,12 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
 
     /// Answers when the database does (readiness probe).
     async fn ping(&self) -> Result<(), StoreError>;
+
+    /// Writes something that changes nothing, durably: whether writes succeed again
+    /// after one failed. Costs what a small commit costs.
+    async fn probe_write(&self) -> Result<(), StoreError> {
+        self.ping().await
+    }
 
     /// Finishes queued work and closes connections.
     async fn close(&self);

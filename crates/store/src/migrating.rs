@@ -84,7 +84,7 @@ impl UniqueIndex {
 fn broken(table: &str, index: &str) -> StoreError {
     StoreError::RefusedMigration {
         table: table.to_owned(),
-        reason: format!("stored rows break the unique index {index}"),
+        reason: format!("stored rows of table {table} break the unique index {index}"),
     }
 }
 

@@ -15,6 +15,8 @@ use ssp2::{
 };
 
 mod budget;
+mod first_request;
+mod readiness;
 mod rounds;
 mod segments;
 

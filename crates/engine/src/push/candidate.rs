@@ -237,7 +237,7 @@ impl Candidate {
             expected_max: self.base,
             writer_version,
             declared,
-            commits: self.commits.into_iter().map(Arc::unwrap_or_clone).collect(),
+            commits: self.commits,
             results: self.decided,
             rows,
             clients: Vec::new(),

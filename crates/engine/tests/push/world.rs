@@ -442,7 +442,7 @@ impl World {
         assert_eq!(batch.expected_max, self.head());
         for commit in &batch.commits {
             assert_eq!(commit.seq, self.head().next(), "sequence has a gap");
-            self.log.push(commit.clone());
+            self.log.push(LoggedCommit::clone(commit));
         }
         let mut seen = BTreeSet::new();
         for write in &batch.rows {

@@ -230,14 +230,14 @@ pub fn batch(
             batch.rows.push(write);
             changes.push(change);
         }
-        batch.commits.push(LoggedCommit {
+        batch.commits.push(Arc::new(LoggedCommit {
             seq: CommitSeq(seq),
             client_id: ClientId::from("device"),
             client_commit_id: format!("c{seq}").into(),
             actor_id: ActorId::from("actor"),
             created_at_ms: seq * 1000,
             changes,
-        });
+        }));
         let key = result_key(&format!("c{seq}"));
         batch.results.push((key, Arc::new(applied(seq))));
     }
@@ -403,7 +403,10 @@ pub fn ids(page: &RowPage) -> Vec<&str> {
 pub fn touch(now_ms: i64, epoch: &str) -> Touch {
     Touch {
         now_ms,
-        new_epoch: LogEpoch::from(epoch),
+        new_epoch: {
+            let epoch = LogEpoch::from(epoch);
+            std::sync::Arc::new(move || Ok(epoch.clone()))
+        },
         refresh_after_ms: 5000,
     }
 }

@@ -209,6 +209,7 @@ pub async fn windows_agree_with_the_definition(harness: &dyn Harness) {
             let expected: Vec<_> = all
                 .iter()
                 .cloned()
+                .map(std::sync::Arc::unwrap_or_clone)
                 .filter_map(|mut commit| {
                     commit
                         .changes

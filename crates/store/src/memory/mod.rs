@@ -192,13 +192,16 @@ impl Store for MemoryStore {
     ) -> Result<Preamble, StoreError> {
         let mut state = self.readable()?;
         let entry = state.partition_mut(partition);
-        let (registry, at) = entry.registry.get_or_insert_with(|| {
+        if entry.registry.is_none() {
             let registry = Registry {
-                log_epoch: touch.new_epoch,
+                log_epoch: (touch.new_epoch)()?,
                 epoch_required: false,
             };
-            (registry, touch.now_ms)
-        });
+            entry.registry = Some((registry, touch.now_ms));
+        }
+        let Some((registry, at)) = entry.registry.as_mut() else {
+            return Err(StoreError::UnknownPartition);
+        };
         if touch.now_ms.saturating_sub(*at) > touch.refresh_after_ms {
             *at = touch.now_ms;
         }

@@ -178,7 +178,7 @@ impl Partition {
         let mut next = self.clone();
         for commit in &batch.commits {
             next.max = commit.seq;
-            next.commits.insert(commit.seq, commit.clone());
+            next.commits.insert(commit.seq, LoggedCommit::clone(commit));
         }
         for (key, result) in &batch.results {
             if next

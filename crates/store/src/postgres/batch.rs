@@ -216,7 +216,7 @@ fn commits<'a>(plan: &'a Plan, batch: &'a CommitBatch, steps: &mut Vec<Step<'a>>
         return;
     }
     let each = |read: fn(&'a tidegate_engine::model::LoggedCommit) -> &'a str| -> Vec<&'a str> {
-        all.iter().map(read).collect()
+        all.iter().map(|commit| read(commit)).collect()
     };
     steps.push(Step {
         sql: COMMITS,

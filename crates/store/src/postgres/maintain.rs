@@ -17,6 +17,7 @@ pub(super) async fn touch(
     partition: &str,
     touch: &Touch,
 ) -> Result<(), StoreError> {
+    let new_epoch = (touch.new_epoch)()?;
     session
         .execute(
             "INSERT INTO sync_partition_registry AS r (partition, log_epoch, last_authenticated_at_ms)
@@ -25,7 +26,7 @@ pub(super) async fn touch(
              WHERE r.last_authenticated_at_ms < excluded.last_authenticated_at_ms - $4::bigint",
             &[
                 &partition,
-                &touch.new_epoch.as_str(),
+                &new_epoch.as_str(),
                 &touch.now_ms,
                 &touch.refresh_after_ms,
             ],

@@ -531,6 +531,16 @@ impl Store for PostgresStore {
         maintain::list_partitions(&mut lease).await
     }
 
+    async fn probe_write(&self) -> Result<(), StoreError> {
+        let lease = self.lease().await?;
+        // A transaction with an id of its own ends with a record in the log of the server.
+        lease
+            .client
+            .batch_execute("SELECT txid_current()")
+            .await
+            .map_err(during("probing a write"))
+    }
+
     async fn ping(&self) -> Result<(), StoreError> {
         let lease = self.lease().await?;
         lease

@@ -15,6 +15,7 @@ pub(super) fn touch(
     partition: &str,
     touch: &Touch,
 ) -> Result<(), StoreError> {
+    let new_epoch = (touch.new_epoch)()?;
     connection
         .prepare_cached(
             "INSERT INTO sync_partition_registry(partition, log_epoch, last_authenticated_at_ms)
@@ -25,7 +26,7 @@ pub(super) fn touch(
         .and_then(|mut statement| {
             statement.execute(params![
                 partition,
-                touch.new_epoch.as_str(),
+                new_epoch.as_str(),
                 touch.now_ms,
                 touch.refresh_after_ms
             ])
@@ -170,4 +171,14 @@ pub(super) fn list_partitions(connection: &Connection) -> Result<Vec<PartitionId
                 .collect()
         })
         .map_err(during("listing partitions"))
+}
+
+/// Writes the header of the database as it is. SQLite does not compare: the page
+/// goes to the write-ahead log and to the disk like any other.
+pub(super) fn probe_write(connection: &Connection) -> Result<(), StoreError> {
+    let write = || {
+        let version: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        connection.pragma_update(None, "user_version", version)
+    };
+    write().map_err(during("probing a write"))
 }

@@ -379,6 +379,10 @@ impl Store for SqliteStore {
         self.readers.run(maintain::list_partitions).await
     }
 
+    async fn probe_write(&self) -> Result<(), StoreError> {
+        self.write(maintain::probe_write).await
+    }
+
     async fn ping(&self) -> Result<(), StoreError> {
         self.readers
             .run(|connection| {

@@ -132,7 +132,10 @@ mod tests {
     fn touch(epoch: &str) -> Touch {
         Touch {
             now_ms: 1,
-            new_epoch: epoch.into(),
+            new_epoch: {
+                let epoch = tidegate_engine::LogEpoch::from(epoch);
+                Arc::new(move || Ok(epoch.clone()))
+            },
             refresh_after_ms: 1_000,
         }
     }
