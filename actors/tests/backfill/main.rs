@@ -7,6 +7,8 @@ mod coordinator;
 mod crashes;
 mod failures;
 mod fragile;
+#[cfg(all(feature = "failpoints", unix))]
+mod kills;
 mod life;
 mod owners;
 mod pages;

@@ -1,7 +1,7 @@
 //! A database file, processes on it, and what its rows should be.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -194,10 +194,7 @@ impl World {
 
     /// One that waits only so long for another program's lock.
     pub fn open_with_timeout(&self, busy_timeout: Duration) -> Arc<dyn Store> {
-        let mut options = SqliteOptions::file(self.path());
-        options.synchronous = Synchronous::Normal;
-        options.busy_timeout = busy_timeout;
-        SqliteStore::open(options).unwrap()
+        open_file(&self.path(), busy_timeout)
     }
 
     /// A store on the file, prepared for the new schema by a program that has those
@@ -224,6 +221,14 @@ impl World {
         let store = self.store(&projections).await;
         Process::start(store, projections, settings)
     }
+}
+
+/// A store on a SQLite file, which waits only so long for another program's lock.
+pub fn open_file(path: &Path, busy_timeout: Duration) -> Arc<dyn Store> {
+    let mut options = SqliteOptions::file(path);
+    options.synchronous = Synchronous::Normal;
+    options.busy_timeout = busy_timeout;
+    SqliteStore::open(options).unwrap()
 }
 
 pub fn declaration(name: &str) -> Declaration {
