@@ -220,6 +220,16 @@ pub fn owned_index_name(declared: &str) -> String {
     format!("{OWNED_INDEX_PREFIX}{:016x}", fnv1a64(declared.as_bytes()))
 }
 
+/// The name of the index that sorts a table's row ids by bytes, where its own key
+/// sorts them by locale.
+pub(crate) fn byte_order_index_name(table: &str) -> String {
+    let name = format!("tidegate_rows_{table}");
+    if name.len() <= MAX_IDENTIFIER {
+        return name;
+    }
+    format!("tidegate_rows_{:016x}", fnv1a64(table.as_bytes()))
+}
+
 /// FNV-1a, 64 bits.
 fn fnv1a64(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -350,6 +360,8 @@ mod tests {
         assert_eq!(owned_index_name(&fits), format!("sync_ix_{fits}"));
         let long = owned_index_name(&format!("{fits}x"));
         assert_eq!(long.len(), OWNED_INDEX_PREFIX.len() + 16);
+        assert_eq!(byte_order_index_name("notes"), "tidegate_rows_notes");
+        assert_eq!(byte_order_index_name(&fits).len(), 14 + fits.len().min(16));
         // Published test values of FNV-1a-64.
         assert_eq!(fnv1a64(b""), 0xcbf2_9ce4_8422_2325);
         assert_eq!(fnv1a64(b"foobar"), 0x8594_4171_f739_67e8);

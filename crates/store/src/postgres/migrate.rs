@@ -19,6 +19,7 @@ use super::core_schema::{self, BARRIER};
 use super::failure::{during, store_error};
 use super::plan::{META_COLUMNS, Plan, array_type, create_table, quote, sql_type};
 use super::read::schema_version;
+use super::source_rows;
 use crate::error::StoreError;
 use crate::migrating::{
     Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
@@ -96,6 +97,9 @@ async fn inside(
                 adopt_log(client, stored).await?;
             }
             execute_steps(client, plan, &migration, observer).await?;
+            for statement in source_rows::byte_order_indexes(client, &plan.schema).await? {
+                run(client, &statement).await?;
+            }
             publish(client, plan, &migration).await?;
             install(client, &migration.installs, now_ms).await?;
             observer.step(MigrationStep::Publishing);
@@ -132,7 +136,7 @@ async fn dry_run_inside(
             try_step(client, schema, step, &mut counted).await?;
         }
     }
-    let core = core_schema::missing(client).await?;
+    let mut core = core_schema::missing(client).await?;
     let mut locks = Vec::new();
     if !core.is_empty() {
         locks.push(
@@ -141,6 +145,7 @@ async fn dry_run_inside(
         );
     }
     if let Judged::Migrate(migration) = &judged {
+        core.extend(source_rows::byte_order_indexes(client, schema).await?);
         locks.push(
             "EXCLUSIVE on sync_partitions, first of all and until the end: commits wait, reads go on".to_owned(),
         );

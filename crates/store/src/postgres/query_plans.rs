@@ -239,6 +239,47 @@ async fn no_statement_of_a_backfill_scans_a_growing_table() {
 }
 
 #[tokio::test]
+async fn a_table_of_another_program_gains_an_index_in_byte_order() {
+    let database = Database::create().unwrap();
+    let (client, connection) = tokio_postgres::connect(&database.url(), tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    client
+        .batch_execute(
+            "CREATE TABLE secrets(_sync_partition TEXT NOT NULL, _sync_row_id TEXT NOT NULL,
+               _sync_server_version BIGINT NOT NULL, _sync_scopes JSONB NOT NULL,
+               _sync_payload BYTEA NOT NULL, _sync_column_versions BYTEA,
+               PRIMARY KEY (_sync_partition, _sync_row_id));
+             INSERT INTO secrets SELECT 'p1', 'r'||n, 1, '{}', 'x', NULL FROM generate_series(1, 20000) n",
+        )
+        .await
+        .unwrap();
+    let store = PostgresStore::connect(PostgresOptions::new(database.url()))
+        .await
+        .unwrap();
+    let schema = compile(&document());
+    store
+        .ensure_schema(Arc::clone(&schema), &[], 1)
+        .await
+        .unwrap();
+    client.batch_execute("ANALYZE").await.unwrap();
+    let indexes = client
+        .query(
+            "SELECT indexname FROM pg_indexes WHERE indexname LIKE 'tidegate_rows_%'",
+            &[],
+        )
+        .await
+        .unwrap();
+    let names: Vec<&str> = indexes.iter().map(|row| row.get(0)).collect();
+    assert_eq!(names, ["tidegate_rows_secrets"]);
+    let sql = source_rows::range_sql("secrets", true, false);
+    let plan = explain(&client, &sql, "'p1', 100, 'r5'").await;
+    assert!(plan.contains("tidegate_rows_secrets"), "{plan}");
+    assert!(!plan.contains("Sort"), "{plan}");
+}
+
+#[tokio::test]
 async fn statements_behind_a_begin_that_failed_write_nothing() {
     let (_database, store, client) = database().await;
     let schema = compile(&document());

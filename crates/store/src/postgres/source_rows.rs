@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{RowKey, StoredRow};
+use tidegate_engine::schema::Schema;
+use tokio_postgres::Client;
 
 use super::accepted;
 use super::connection::{Param, Session, references};
@@ -12,6 +14,7 @@ use super::plan::{Plan, ROW, quote};
 use super::read::stored_row;
 use crate::error::StoreError;
 use crate::source_rows::{Cut, cut};
+use crate::stored::byte_order_index_name;
 use crate::{ChangedRows, ChangedRowsQuery, RangeQuery, RowPage};
 
 /// The first changes of some tables in a window, in log order, each with the place
@@ -41,6 +44,38 @@ pub(super) fn range_sql(table: &str, after: bool, through: bool) -> String {
          WHERE _sync_partition=$1{after_clause}{through_clause} ORDER BY {id} LIMIT $2",
         quote(table)
     )
+}
+
+/// The indexes in which row ids sort by bytes that tables of another program, made
+/// under a locale, lack: without them each page of a backfill sorts the partition.
+pub(super) async fn byte_order_indexes(
+    client: &Client,
+    schema: &Schema,
+) -> Result<Vec<String>, StoreError> {
+    let context = "looking for indexes in byte order";
+    let mut statements = Vec::new();
+    for table in schema.tables() {
+        let (name, index) = (
+            quote(&table.name),
+            quote(&byte_order_index_name(&table.name)),
+        );
+        let lacks = client
+            .query_one(
+                "SELECT to_regclass($2) IS NULL AND EXISTS (
+                   SELECT 1 FROM pg_attribute AS a JOIN pg_collation AS c ON c.oid = a.attcollation
+                   WHERE a.attrelid = to_regclass($1) AND a.attname = '_sync_row_id' AND c.collname <> 'C')",
+                &[&name, &index],
+            )
+            .await
+            .and_then(|row| row.try_get::<_, bool>(0))
+            .map_err(during(context))?;
+        if lacks {
+            statements.push(format!(
+                "CREATE INDEX {index} ON {name} (_sync_partition, _sync_row_id COLLATE \"C\")"
+            ));
+        }
+    }
+    Ok(statements)
 }
 
 /// A page of a table's rows, whatever their scopes.
