@@ -60,7 +60,8 @@ impl From<Exit> for ExitCode {
 const EXIT_CODES: &str = "\
 Exit codes:
   0  success
-  1  check or inspect found a difference, the demo diverged, any other failure
+  1  check or inspect found a difference, a previewed row failed, the demo diverged,
+     any other failure
   2  wrong usage or configuration
   3  the schema is not valid
   4  the database cannot be used, for a reason without its own number

@@ -154,6 +154,17 @@ impl Site {
         &self.url
     }
 
+    /// A command beside the server, on the site's database.
+    pub fn tool(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command
+            .args(args)
+            .env("TIDEGATE_DATABASE__URL", &self.url)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null());
+        command
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.path("server.log")).unwrap_or_default()
     }

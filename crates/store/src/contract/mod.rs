@@ -125,6 +125,7 @@ macro_rules! contract_tests {
             a_dry_run_tells_what_the_migration_then_does,
             a_dry_run_changes_nothing_and_refuses_as_the_migration_does,
             a_migration_that_dies_at_any_step_leaves_no_trace,
+            a_table_that_is_not_as_published_is_refused_by_name,
             rows_are_sampled_in_the_wanted_layout_before_and_after_the_migration,
             every_known_partition_gets_its_checkpoint_and_fence);
         $crate::contract_tests!(@each $harness, stored:

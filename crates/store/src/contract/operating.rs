@@ -448,6 +448,60 @@ pub async fn a_dry_run_changes_nothing_and_refuses_as_the_migration_does(harness
     ));
 }
 
+pub async fn a_table_that_is_not_as_published_is_refused_by_name(harness: &dyn Harness) {
+    let store = ready(harness).await;
+    // At an equal version, where the catalog has changed under it.
+    for (damage, column, reason) in [
+        (
+            "ALTER TABLE tasks DROP COLUMN _sync_column_versions",
+            Some("_sync_column_versions"),
+            "missing_column",
+        ),
+        ("DROP TABLE tasks", None, "missing_table"),
+    ] {
+        harness.sql(damage).await;
+        let store = harness.open().await;
+        for refused in [
+            store
+                .ensure_schema(compile(&document()), &[], 1)
+                .await
+                .err(),
+            store.plan_migration(compile(&document()), &[]).await.err(),
+        ] {
+            let Some(StoreError::PhysicalLayoutMismatch {
+                table,
+                column: found,
+                reason: why,
+                ..
+            }) = refused
+            else {
+                panic!("{damage}: {refused:?}");
+            };
+            assert_eq!(
+                (table.as_str(), found.as_deref(), why),
+                ("tasks", column, reason)
+            );
+        }
+    }
+    // In the way of a migration: found before anything is done.
+    harness.sql("CREATE TABLE labels(id TEXT, ws TEXT)").await;
+    let recorder = Arc::new(Recorder::default());
+    let migrated = store
+        .ensure_schema_observed(compile(&document_v2()), &[], 1, recorder.clone())
+        .await;
+    let planned = store.plan_migration(compile(&document_v2()), &[]).await;
+    let planned = planned.unwrap_err();
+    assert!(
+        matches!(&planned, StoreError::PhysicalLayoutMismatch { table, .. } if table == "labels"),
+        "{planned:?}"
+    );
+    assert_eq!(planned.to_string(), migrated.unwrap_err().to_string());
+    assert_eq!(
+        recorder.steps(),
+        [MigrationStep::WaitingForBarrier, MigrationStep::BarrierHeld]
+    );
+}
+
 pub async fn every_known_partition_gets_its_checkpoint_and_fence(harness: &dyn Harness) {
     let old = compile(&document());
     let store = ready(harness).await;
