@@ -14,6 +14,7 @@ use tidegate_actors::{
     NoObserver, NoWatch, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
 };
 use tidegate_engine::LogEpoch;
+use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
@@ -261,6 +262,23 @@ fn settings(config: &Config) -> Settings {
     }
 }
 
+fn backfill_settings(config: &Config) -> BackfillSettings {
+    let wanted = &config.backfill;
+    let target = Some(f64::from(wanted.push_p99_target_ms));
+    BackfillSettings {
+        runs: wanted.runs,
+        page_rows: wanted.page_rows,
+        workers: wanted.workers,
+        pace: Pace {
+            rows_per_second: f64::from(wanted.rows_per_second),
+            burst_rows: f64::from(wanted.burst_rows),
+            push_p99_target_ms: target.filter(|&target| target > 0.0),
+            ..Pace::default()
+        },
+        ..BackfillSettings::default()
+    }
+}
+
 /// A server that answers.
 pub struct Running {
     address: SocketAddr,
@@ -326,7 +344,7 @@ impl Service {
             clock: Arc::clone(&self.clock),
         };
         self.backfills
-            .get_or_init(|| Backfills::start(parts, BackfillSettings::default()));
+            .get_or_init(|| Backfills::start(parts, backfill_settings(&self.config)));
     }
 
     /// Ends the workers, which write through the partitions.

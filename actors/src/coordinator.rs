@@ -147,8 +147,13 @@ struct State {
     phase: MigrationPhase,
     step: Option<MigrationStep>,
     meter: Meter,
+    /// When the log was told of the rewrite at hand.
+    told_at_ms: Option<i64>,
     last_error: Option<String>,
 }
+
+/// The log hears of a rewrite at most that often, milliseconds.
+const TELL_EVERY_MS: i64 = 5_000;
 
 impl Shared {
     fn now_ms(&self) -> i64 {
@@ -269,15 +274,31 @@ impl MigrationObserver for Shared {
     fn step(&self, step: MigrationStep) {
         let now_ms = self.now_ms();
         let mut state = self.state.lock();
-        if let MigrationStep::Rewriting {
-            table, rows_done, ..
-        } = &step
-        {
-            let same = matches!(&state.step, Some(MigrationStep::Rewriting { table: before, .. }) if before == table);
-            if !same {
-                state.meter = Meter::default();
+        match &step {
+            MigrationStep::Rewriting {
+                table,
+                rows_done,
+                rows_total,
+            } => {
+                let same = matches!(&state.step, Some(MigrationStep::Rewriting { table: before, .. }) if before == table);
+                if !same {
+                    state.meter = Meter::default();
+                    state.told_at_ms = None;
+                }
+                state.meter.record(*rows_done, now_ms);
+                if state
+                    .told_at_ms
+                    .is_none_or(|told| now_ms - told >= TELL_EVERY_MS)
+                {
+                    state.told_at_ms = Some(now_ms);
+                    tracing::info!(table, rows_done, rows_total, "the migration rewrites rows");
+                }
             }
-            state.meter.record(*rows_done, now_ms);
+            MigrationStep::WaitingForBarrier => {
+                tracing::info!("the migration waits for writers to finish");
+            }
+            MigrationStep::BarrierHeld => tracing::info!("the migration holds all writers off"),
+            MigrationStep::Publishing => tracing::info!("the migration publishes its version"),
         }
         state.step = Some(step);
     }
@@ -296,6 +317,7 @@ impl Coordinator {
                 phase: MigrationPhase::SchemaCompile,
                 step: None,
                 meter: Meter::default(),
+                told_at_ms: None,
                 last_error: None,
             }),
         });

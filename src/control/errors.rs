@@ -260,9 +260,14 @@ impl ResponseError for ControlError {
     }
 }
 
+/// The error for what is no route.
+pub(crate) fn no_route() -> ControlError {
+    SyncError::new(ErrorCode::NotFound, "there is no such route").into()
+}
+
 /// 404 for everything that is no route.
 pub(crate) async fn unknown_route(_: HttpRequest) -> Result<HttpResponse, ControlError> {
-    Err(SyncError::new(ErrorCode::NotFound, "there is no such route").into())
+    Err(no_route())
 }
 
 /// 405 for a route's wrong method.

@@ -151,5 +151,7 @@ pub(crate) fn register(config: &mut web::ServiceConfig, test_hooks: bool) {
             .fold(resource, |resource, (_, route)| resource.route(route));
         config.service(resource);
     }
+    // A path that is no text names nothing.
+    config.app_data(web::PathConfig::default().error_handler(|_, _| errors::no_route().into()));
     config.default_service(web::to(errors::unknown_route));
 }

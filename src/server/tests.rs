@@ -54,6 +54,19 @@ fn postgres_is_configured_as_the_store_would_be_by_itself() {
     );
 }
 
+#[test]
+fn backfills_are_configured_as_they_would_be_by_themselves() {
+    let mut config = local("sqlite::memory:");
+    let configured = backfill_settings(&config);
+    let own = BackfillSettings::default();
+    assert_eq!(configured.runs, own.runs);
+    assert_eq!(configured.page_rows, own.page_rows);
+    assert_eq!(configured.workers, own.workers);
+    assert_eq!(configured.pace, own.pace);
+    config.backfill.push_p99_target_ms = 0;
+    assert_eq!(backfill_settings(&config).pace.push_p99_target_ms, None);
+}
+
 #[actix_web::test]
 async fn a_server_starts_on_a_free_port_makes_its_folder_and_stops() {
     let folder = tempfile::tempdir().unwrap();

@@ -106,6 +106,15 @@ async fn bodies_and_parameters_are_strict_and_bounded() {
     }
     let unknown = panel.get("/no/such/route").await;
     assert_eq!(refusal(&unknown), (404, "sync.not_found"));
+    for name in ["%00", "x%0Ay", &"x".repeat(513)] {
+        let reply = panel.get(&format!("/partitions/{name}")).await;
+        assert_eq!(refusal(&reply), (422, "control.invalid_value"), "{name}");
+    }
+    // A slash in a name is part of it; what is no text names nothing.
+    for name in ["a%2Fb", "%FF"] {
+        let reply = panel.get(&format!("/partitions/{name}")).await;
+        assert_eq!(refusal(&reply), (404, "control.unknown_partition"));
+    }
     let wrong = panel.post("/partitions", json!({})).await;
     assert_eq!(refusal(&wrong), (405, "sync.invalid_request"));
 }

@@ -13,6 +13,7 @@ on_each_database!(
     what_does_not_exist_is_404,
     a_drained_partition_waits_until_it_is_resumed,
     an_actor_sees_and_writes_what_it_was_granted,
+    another_server_sees_a_grant_a_second_later,
     an_outage_of_the_resolver_revokes_nothing,
 );
 
@@ -320,6 +321,68 @@ async fn an_actor_sees_and_writes_what_it_was_granted(on: Backend) {
     assert!(ben.replica().is_empty());
     let again = panel.delete(&format!("{grant}/ben")).await;
     assert_eq!(refusal(&again), (404, "control.no_grant"));
+}
+
+async fn another_server_sees_a_grant_a_second_later(on: Backend) {
+    let site = Site::on(on);
+    let config = granting(&site);
+    let (_server, panel) = open(&site, &["--config", &config]);
+    let other = site.start(&["--config", &config]);
+    // The other server remembers that there is none.
+    let mut ben = client(&other.url, "ben");
+    ben.sync().await.unwrap();
+    assert!(is_revoked(&ben));
+    let put = json!({"scopes": {"list_id": ["*"]}});
+    Panel::ok(panel.put("/partitions/default/grants/ben", put).await);
+    let changed = std::time::Instant::now();
+    loop {
+        let asked = std::time::Instant::now();
+        let mut ben = client_over("probe", WireVersion::V3, |_| {}, http(&other.url, "ben"));
+        ben.sync().await.unwrap();
+        if !is_revoked(&ben) {
+            break;
+        }
+        assert!(changed.elapsed() < PATIENCE);
+        // Every request that begins a second after the change sees it.
+        assert!(asked.duration_since(changed) <= std::time::Duration::from_secs(1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_whose_batch_does_not_end_is_not_held() {
+    let site = Site::on(Backend::Postgres);
+    let (server, panel) = open(&site, &[]);
+    let mut ada = client(&server.url, "ada");
+    commit(&mut ada, "t1", "bread").await;
+    // Somebody else has the partition's row: the next batch waits for it.
+    let (writer, connection) = tokio_postgres::connect(site.url(), tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    writer
+        .batch_execute("BEGIN; SELECT 1 FROM sync_partitions FOR UPDATE")
+        .await
+        .unwrap();
+    let waiting = tokio::spawn(async move { commit(&mut ada, "t2", "milk").await });
+    let deadline = std::time::Instant::now() + PATIENCE;
+    loop {
+        let body = json!({"deadline_ms": 50});
+        let reply = panel.post("/partitions/default/drain", body).await;
+        if reply.0 == 409 {
+            assert_eq!(refusal(&reply), (409, "control.busy"));
+            assert_eq!(reply.1["retryable"], true);
+            break;
+        }
+        // The push was not there yet, or waits for the hold.
+        Panel::ok(panel.post("/partitions/default/resume", json!({})).await);
+        assert!(std::time::Instant::now() < deadline);
+    }
+    let seen = Panel::ok(panel.get("/partitions/default").await);
+    assert_eq!(seen["held"], false);
+    writer.batch_execute("COMMIT").await.unwrap();
+    assert_eq!(waiting.await.unwrap(), OutcomeStatus::Applied(2));
+    drop(writer);
+    connection.await.unwrap().unwrap();
 }
 
 async fn an_outage_of_the_resolver_revokes_nothing(on: Backend) {
