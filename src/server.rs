@@ -1,31 +1,27 @@
 //! The service: what all requests share, and its life from start to end.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use actix_web::dev::{Server, ServerHandle};
 use actix_web::{App, HttpServer, web};
-use tidegate_actors::backfill::{BackfillParts, BackfillSettings, Backfills};
+use tidegate_actors::backfill::{BackfillParts, Backfills};
 use tidegate_actors::{
     Clock, Coordinator, CoordinatorParts, CoordinatorSettings, Directory, MigrationPhase,
-    NoObserver, NoWatch, Parts, QueueLimit, ServeGate, Settings, Shutdown, SystemClock,
+    NoObserver, NoWatch, Parts, ServeGate, Shutdown, SystemClock,
 };
 use tidegate_engine::LogEpoch;
-use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
-use tidegate_store::postgres::{PostgresOptions, PostgresStore};
-use tidegate_store::sqlite::{self, SqliteOptions, SqliteStore};
 use tidegate_store::{Declared, EpochSource, SchemaOutcome, Store, StoreError};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
 use crate::auth::{Authenticate, DevelopmentAuth, Everything, ResolveScopes};
-use crate::config::{Config, DatabaseUrl, ScopeSource, Synchronous};
+use crate::config::{Config, ScopeSource};
 use crate::control::test_hooks::TestHooks;
 use crate::http;
 use crate::http::health::PhaseCell;
@@ -33,6 +29,7 @@ pub use crate::serve_error::ServeError;
 use crate::shutdown::Deadline;
 use crate::sync::segments::SegmentCache;
 pub use exposure::{check_exposure, check_test_hooks};
+pub use opening::{load_schema, open_existing_store, open_store, open_store_to_read};
 use operations::RunningControl;
 
 /// The schema served when none is configured.
@@ -131,154 +128,6 @@ impl Hooks {
     }
 }
 
-/// Reads and compiles the configured schema.
-///
-/// # Errors
-/// [`ServeError::SchemaUnreadable`] or [`ServeError::InvalidSchema`] with every broken rule.
-pub fn load_schema(config: &Config) -> Result<Arc<Schema>, ServeError> {
-    let path = &config.schema.file;
-    let text = if path.as_os_str().is_empty() {
-        DEMO_SCHEMA.to_owned()
-    } else {
-        std::fs::read_to_string(path).map_err(|source| ServeError::SchemaUnreadable {
-            path: path.display().to_string(),
-            source,
-        })?
-    };
-    Schema::load(&text).map(Arc::new).map_err(|errors| {
-        ServeError::InvalidSchema(errors.iter().map(ToString::to_string).collect())
-    })
-}
-
-/// Opens the configured database.
-///
-/// # Errors
-/// [`ServeError::Storage`], [`ServeError::DatabaseFolder`] or [`ServeError::Postgres`].
-pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
-    let path = match config.database.parse()? {
-        DatabaseUrl::Postgres(url) => {
-            return Ok(PostgresStore::connect(postgres_options(config, url)).await?);
-        }
-        DatabaseUrl::SqliteMemory => None,
-        DatabaseUrl::SqliteFile(path) => {
-            if let Some(folder) = path
-                .parent()
-                .filter(|folder| !folder.as_os_str().is_empty())
-            {
-                std::fs::create_dir_all(folder).map_err(|source| ServeError::DatabaseFolder {
-                    path: path.display().to_string(),
-                    source,
-                })?;
-            }
-            Some(path)
-        }
-    };
-    let store = SqliteStore::open(sqlite_options(config, path))?;
-    Ok(store)
-}
-
-/// Opens the configured database to read it alone: none is created. Where there is
-/// no SQLite file it is an empty database that ends with the process.
-///
-/// # Errors
-/// As [`open_store`].
-pub async fn open_store_to_read(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
-    match open_existing_store(config).await {
-        Err(ServeError::NoDatabase { .. }) => Ok(SqliteStore::open(sqlite_options(config, None))?),
-        opened => opened,
-    }
-}
-
-/// [`open_store`] of a database that exists.
-///
-/// # Errors
-/// [`ServeError::NoDatabase`], or as [`open_store`].
-pub async fn open_existing_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
-    match config.database.parse()? {
-        DatabaseUrl::SqliteFile(path) if !path.exists() => Err(ServeError::NoDatabase {
-            path: path.display().to_string(),
-        }),
-        _ => open_store(config).await,
-    }
-}
-
-fn sqlite_options(config: &Config, path: Option<PathBuf>) -> SqliteOptions {
-    let options = match path {
-        Some(path) => SqliteOptions::file(path),
-        None => SqliteOptions::memory(),
-    };
-    let wanted = &config.sqlite;
-    SqliteOptions {
-        synchronous: match wanted.synchronous {
-            Synchronous::Full => sqlite::Synchronous::Full,
-            Synchronous::Normal => sqlite::Synchronous::Normal,
-        },
-        busy_timeout: Duration::from_millis(wanted.busy_timeout_ms),
-        reader_threads: wanted.reader_threads,
-        max_commits_per_tx: Some(wanted.max_commits_per_transaction).filter(|&limit| limit > 0),
-        ..options
-    }
-}
-
-fn postgres_options(config: &Config, url: String) -> PostgresOptions {
-    let wanted = &config.postgres;
-    PostgresOptions {
-        pool_size: wanted.pool_size,
-        snapshot_pool_size: wanted.snapshot_pool_size,
-        statement_timeout: Duration::from_millis(wanted.statement_timeout_ms),
-        lock_timeout: Duration::from_millis(wanted.lock_timeout_ms),
-        idle_in_transaction_timeout: Duration::from_millis(wanted.idle_in_transaction_timeout_ms),
-        connect_timeout: Duration::from_millis(wanted.connect_timeout_ms),
-        migration_lock_timeout: Duration::from_millis(wanted.migration_lock_timeout_ms),
-        ..PostgresOptions::new(url)
-    }
-}
-
-fn settings(config: &Config) -> Settings {
-    let wanted = &config.partition;
-    let defaults = Settings::default();
-    // A partition's batch is one job for the writer, which never splits it; no commit
-    // is without an operation, so this bounds its commits too.
-    let commits = match config.sqlite.max_commits_per_transaction {
-        0 => usize::MAX,
-        limit => limit,
-    };
-    Settings {
-        batch: QueueLimit {
-            operations: wanted.max_batch_operations.min(commits),
-            ..defaults.batch
-        },
-        partition_queue: QueueLimit {
-            operations: wanted.queue_operations,
-            bytes: wanted.queue_bytes,
-        },
-        cascade_cap: config.limits.max_cascade_rows,
-        row_cache_bytes: wanted.cache_bytes,
-        tail_bytes: wanted.tail_bytes,
-        memory_bytes: wanted.process_memory_bytes,
-        quiet_batches: wanted.quiet_batches,
-        idle_after: Duration::from_millis(wanted.idle_stop_ms),
-        ..defaults
-    }
-}
-
-fn backfill_settings(config: &Config) -> BackfillSettings {
-    let wanted = &config.backfill;
-    let target = Some(f64::from(wanted.push_p99_target_ms));
-    BackfillSettings {
-        runs: wanted.runs,
-        page_rows: wanted.page_rows,
-        workers: wanted.workers,
-        pace: Pace {
-            rows_per_second: f64::from(wanted.rows_per_second),
-            burst_rows: f64::from(wanted.burst_rows),
-            push_p99_target_ms: target.filter(|&target| target > 0.0),
-            ..Pace::default()
-        },
-        ..BackfillSettings::default()
-    }
-}
-
 /// A server that answers.
 pub struct Running {
     address: SocketAddr,
@@ -344,7 +193,7 @@ impl Service {
             clock: Arc::clone(&self.clock),
         };
         self.backfills
-            .get_or_init(|| Backfills::start(parts, backfill_settings(&self.config)));
+            .get_or_init(|| Backfills::start(parts, opening::backfill_settings(&self.config)));
     }
 
     /// Ends the workers, which write through the partitions.
@@ -364,7 +213,7 @@ impl Service {
             clock: Arc::clone(&clock),
             observer: Arc::new(NoObserver),
         };
-        let directory = Directory::start(parts, settings(&config));
+        let directory = Directory::start(parts, opening::settings(&config));
         let ttl = i64::try_from(config.segments.ttl_ms).unwrap_or(i64::MAX);
         Self {
             segments: SegmentCache::new(config.segments.cache_bytes, ttl),
@@ -578,6 +427,7 @@ impl Running {
 }
 
 mod exposure;
+mod opening;
 mod operations;
 
 #[cfg(test)]

@@ -1,8 +1,11 @@
 //! Starting, stopping, and every way not to start.
 
+use super::opening::{backfill_settings, postgres_options};
 use super::*;
 use crate::cli::Exit;
 use crate::config::{Control, ControlListen};
+use tidegate_actors::backfill::BackfillSettings;
+use tidegate_store::postgres::PostgresOptions;
 
 fn local(url: &str) -> Config {
     let mut config = Config {

@@ -1,14 +1,16 @@
 //! The control endpoint at work: epochs, fences, retention.
 
 use serde_json::{Value as Json, json};
+use ssp2::{PullHeader, Request, RequestFrame, RequestHeader, ResponseFrame, Subscription};
 use tidegate_client::{OutcomeStatus, WireVersion};
 
 use crate::panel::{Panel, commit, eventually, open, refusal};
-use crate::process::{Backend, Site, on_each_database};
-use crate::scenario::{client, client_over, http, todo};
+use crate::process::{Backend, Server, Site, on_each_database};
+use crate::scenario::{LIST, client, client_over, http, todo};
 
 on_each_database!(
     a_rotated_epoch_resets_every_client,
+    segments_of_the_old_epoch_are_unreachable_at_once,
     a_raised_fence_never_falls_and_stops_older_writers,
     a_log_is_pruned_up_to_what_somebody_needs,
 );
@@ -44,6 +46,70 @@ async fn a_rotated_epoch_resets_every_client(on: Backend) {
     let mut old = client_over("old", WireVersion::V1, |_| {}, http(&server.url, "old"));
     let refused = old.sync().await.unwrap_err();
     assert_eq!(refused.code(), Some("sync.client_wire_unsupported"));
+}
+
+/// The segment that a first pull of the shared list is referred to.
+async fn segment(server: &Server) -> String {
+    let frames = vec![
+        RequestFrame::Header(RequestHeader {
+            client_id: "probe".to_owned(),
+            schema_version: 1,
+            log_epoch: None,
+        }),
+        RequestFrame::PullHeader(PullHeader {
+            limit_commits: 0,
+            limit_snapshot_rows: 0,
+            max_snapshot_pages: 0,
+            // By reference alone.
+            accept: 2,
+        }),
+        RequestFrame::Subscription(Subscription {
+            id: "s".to_owned(),
+            table: "todos".to_owned(),
+            scopes: [("list_id", vec![LIST.to_owned()])].into_iter().collect(),
+            params: None,
+            cursor: -1,
+            bootstrap_state: None,
+        }),
+    ];
+    let request = Request {
+        version: WireVersion::V1,
+        frames,
+    };
+    let probe = client(&server.url, "probe");
+    let body = ssp2::encode_request(&request).unwrap();
+    let answer = probe.send_raw(body).await.unwrap();
+    let response = ssp2::decode_response(answer).unwrap();
+    response
+        .frames
+        .iter()
+        .find_map(|frame| match frame {
+            ResponseFrame::SegmentRef(reference) => Some(reference.segment_id.clone()),
+            _ => None,
+        })
+        .unwrap()
+}
+
+async fn segments_of_the_old_epoch_are_unreachable_at_once(on: Backend) {
+    let site = Site::on(on);
+    let (server, panel) = open(&site, &[]);
+    commit(&mut client(&server.url, "ada"), "t1", "bread").await;
+    let id = segment(&server).await;
+    let download = async || {
+        let request = reqwest::Client::new()
+            .get(format!("{}/segments/{id}", server.url))
+            .bearer_auth("probe")
+            .header("x-syncular-scopes", json!({"list_id": [LIST]}).to_string());
+        let response = request.send().await.unwrap();
+        response.status().as_u16()
+    };
+    assert_eq!(download().await, 200);
+    Panel::ok(
+        panel
+            .post("/partitions/default/rotate-epoch", json!({}))
+            .await,
+    );
+    assert_eq!(download().await, 404);
 }
 
 async fn a_raised_fence_never_falls_and_stops_older_writers(on: Backend) {
