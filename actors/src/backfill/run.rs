@@ -259,11 +259,12 @@ impl Run {
             PageOutcome::Superseded => return Err(Ended::Superseded),
             PageOutcome::Outdated => return Ok(false),
         }
-        self.env.step("backfill.page.after_commit").await;
+        // At once: whoever advances next must not fall behind what is stored.
         ledger.watermark = advance.watermark;
         ledger.observed = advance.observed_rows;
         ledger.advanced = Instant::now();
         self.board.record_rows(ledger.observed);
+        self.env.step("backfill.page.after_commit").await;
         Ok(true)
     }
 

@@ -26,7 +26,8 @@ pub(crate) struct Supervisor {
     env: Arc<Environment>,
     watched: HashMap<CheckpointKey, Watched>,
     looking: bool,
-    /// Counts what operators changed: a look that began before is out of date.
+    /// Counts what changed here, commands and ends of runs: a look that began before is out
+    /// of date, and would take up what is done or lost.
     changes: u64,
     stopping: bool,
     /// Numbers runs, so that a late report of an earlier one is told from the present one's.
@@ -420,6 +421,7 @@ impl Handler<RunEnded> for Supervisor {
     type Result = ();
 
     fn handle(&mut self, message: RunEnded, ctx: &mut Context<Self>) {
+        self.changes += 1;
         let settings = &self.env.settings;
         let Some(watched) = self.watched.get_mut(&message.key) else {
             return;

@@ -174,6 +174,10 @@ impl Watched {
         if let Some(running) = self.running.take() {
             self.claimed = running.board.epoch().or(self.claimed);
         }
+        if ended == Ended::Superseded {
+            // Whoever has it now is given a lease before anything else.
+            self.claimed = None;
+        }
         if ended == Ended::Crashed {
             let pause = settings.first_pause * 2_u32.saturating_pow(self.crashes.min(16));
             self.not_before = Some(now + pause.min(settings.longest_pause));

@@ -124,6 +124,27 @@ async fn a_backfill_waits_for_storage_visibly_and_goes_on_by_itself() {
 }
 
 #[actix::test]
+async fn a_worker_that_crashes_is_started_again_under_a_new_claim() {
+    let world = World::new(100, &[COLUMN]).await;
+    let script = Script::new();
+    for step in ["backfill.page.after_commit", "backfill.activate.before"] {
+        script.at(step, || async { panic!("scripted") });
+    }
+    let settings = BackfillSettings {
+        steps: script.clone(),
+        workers: 2,
+        ..quick()
+    };
+    let process = world.process(vec![projection(COLUMN)], settings).await;
+    let status = process.activated(COLUMN).await;
+    assert_eq!(status.checkpoint.owner_epoch.0, 3);
+    assert_eq!(status.checkpoint.observed_rows, 100);
+    let todos = assert_column_is_right(&*process.store).await;
+    assert!(todos.values().all(|(version, _)| *version == 2));
+    process.die().await;
+}
+
+#[actix::test]
 async fn what_is_not_declared_is_refused() {
     let world = World::new(1, &[COLUMN]).await;
     let process = world.process(vec![projection(COLUMN)], quick()).await;
