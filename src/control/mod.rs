@@ -1,8 +1,8 @@
 //! The operators' endpoint: partitions, backfill checkpoints, fences, migrations,
 //! grants and maintenance over HTTP (docs/control.md).
 //!
-//! A route only reads its request and [asks](ask) the [`Operator`], an actor; every
-//! question is a typed message, a [`Command`] with its answer. A caller that hangs up
+//! A route only reads its request and asks the `Operator`, an actor; every
+//! question is a typed message, a `Command` with its answer. A caller that hangs up
 //! cancels nothing: the actor carries the command to its end.
 
 mod auth;
