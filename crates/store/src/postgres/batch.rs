@@ -50,7 +50,7 @@ const CHANGE_SCOPES: &str = "INSERT INTO sync_change_scopes(partition, tbl, var,
 pub(super) const STALE_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT s.ctid FROM unnest($2::text[], $3::text[], $4::text[]) AS k(tbl, id, scopes)
    CROSS JOIN LATERAL (SELECT ctid, var, value FROM sync_row_scopes
-     WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS s
+     WHERE partition=$1 AND tbl=k.tbl AND row_id>=k.id AND row_id<=k.id ORDER BY row_id OFFSET 0) AS s
    WHERE (k.scopes::jsonb ->> s.var) IS DISTINCT FROM s.value))";
 const ROW_SCOPES: &str = "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
  SELECT $1, u.tbl, u.var, u.value, u.id
@@ -59,11 +59,11 @@ const ROW_SCOPES: &str = "INSERT INTO sync_row_scopes(partition, tbl, var, value
 pub(super) const CLEAR_ROW_SCOPES: &str = "DELETE FROM sync_row_scopes WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT s.ctid FROM unnest($2::text[], $3::text[]) AS k(tbl, id)
    CROSS JOIN LATERAL (SELECT ctid FROM sync_row_scopes
-     WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS s))";
+     WHERE partition=$1 AND tbl=k.tbl AND row_id>=k.id AND row_id<=k.id ORDER BY row_id OFFSET 0) AS s))";
 pub(super) const CLEAR_BLOB_REFS: &str = "DELETE FROM sync_blob_refs WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
    SELECT b.ctid FROM unnest($2::text[], $3::text[]) AS k(tbl, id)
    CROSS JOIN LATERAL (SELECT ctid FROM sync_blob_refs
-     WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id OFFSET 0) AS b))";
+     WHERE partition=$1 AND tbl=k.tbl AND row_id>=k.id AND row_id<=k.id ORDER BY row_id OFFSET 0) AS b))";
 const BLOB_REFS: &str = "INSERT INTO sync_blob_refs(partition, tbl, row_id, blob_id)
  SELECT $1, u.tbl, u.id, u.blob FROM unnest($2::text[], $3::text[], $4::text[]) AS u(tbl, id, blob)
  WHERE current_setting('tidegate.tx', true)='1'";

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bb8::{ManageConnection, PooledConnection};
 use futures_util::future::try_join_all;
+use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, Row, Statement};
@@ -24,15 +25,25 @@ pub(super) struct Manager {
     tls: MakeRustlsConnect,
     /// Session settings, as one simple query.
     settings: String,
+    /// The threads that drive the connections.
+    driver: Handle,
 }
 
 impl Manager {
-    pub(super) fn new(config: Config, tls: MakeRustlsConnect, options: &PostgresOptions) -> Self {
+    /// Opens connections whose statements are planned once, for all arguments and
+    /// for tables of any size: [`Self::planning_each_time`] does not.
+    pub(super) fn new(
+        config: Config,
+        tls: MakeRustlsConnect,
+        options: &PostgresOptions,
+        driver: Handle,
+    ) -> Self {
         let millis = |duration: Duration| duration.as_millis().min(i32::MAX as u128);
         let settings = format!(
             "SET statement_timeout = {}; SET lock_timeout = {}; \
              SET idle_in_transaction_session_timeout = {}; \
-             SET jit = off; SET client_min_messages = warning; \
+             SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
+             SET client_min_messages = warning; \
              SELECT set_config('synchronous_commit', 'on', false)
                WHERE current_setting('synchronous_commit') = 'off'",
             millis(options.statement_timeout),
@@ -43,6 +54,19 @@ impl Manager {
             config,
             tls,
             settings,
+            driver,
+        }
+    }
+
+    /// The same for statements whose plan depends on their arguments and on what
+    /// the tables hold by now.
+    pub(super) fn planning_each_time(&self) -> Self {
+        Self {
+            settings: format!(
+                "{}; RESET plan_cache_mode; RESET enable_seqscan",
+                self.settings
+            ),
+            ..self.clone()
         }
     }
 
@@ -99,6 +123,32 @@ impl ManageConnection for Manager {
     type Error = Error;
 
     async fn connect(&self) -> Result<Session, Error> {
+        let manager = self.clone();
+        let connecting = self
+            .driver
+            .spawn(async move { manager.connect_here().await });
+        match connecting.await {
+            Ok(connected) => connected,
+            Err(failure) if failure.is_panic() => std::panic::resume_unwind(failure.into_panic()),
+            // The threads ended with the store: nobody waits for this connection.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    async fn is_valid(&self, _session: &mut Session) -> Result<(), Error> {
+        // Never asked: see `has_broken`. A round trip per request would find no
+        // more than the request's own statement does.
+        Ok(())
+    }
+
+    fn has_broken(&self, session: &mut Session) -> bool {
+        session.in_doubt || session.client.is_closed()
+    }
+}
+
+impl Manager {
+    /// Connects on the current thread's runtime, which then drives the connection.
+    async fn connect_here(&self) -> Result<Session, Error> {
         let (client, connection) = self.config.connect(self.tls.clone()).await?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
@@ -114,16 +164,6 @@ impl ManageConnection for Manager {
             statements: HashMap::new(),
             in_doubt: false,
         })
-    }
-
-    async fn is_valid(&self, _session: &mut Session) -> Result<(), Error> {
-        // Never asked: see `has_broken`. A round trip per request would find no
-        // more than the request's own statement does.
-        Ok(())
-    }
-
-    fn has_broken(&self, session: &mut Session) -> bool {
-        session.in_doubt || session.client.is_closed()
     }
 }
 

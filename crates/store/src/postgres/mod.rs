@@ -9,6 +9,7 @@ mod checkpoints;
 mod commit;
 mod connection;
 mod core_schema;
+mod driver;
 mod failure;
 mod locked;
 mod maintain;
@@ -17,19 +18,21 @@ mod operating;
 mod options;
 mod pipeline;
 mod plan;
+mod preambles;
 #[cfg(test)]
 mod query_plans;
 mod read;
 mod snapshot;
 mod source_rows;
 mod tls;
+mod turns;
 mod window;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bb8::{ManageConnection as _, Pool};
+use bb8::{ManageConnection as _, Pool, QueueStrategy};
 use parking_lot::RwLock;
 use tidegate_engine::gate::GateToken;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LogBounds, Needs, Registry};
@@ -41,14 +44,17 @@ pub use options::{ConnectError, PostgresOptions};
 use crate::ensured::Ensured;
 use crate::error::{CommitError, StoreError};
 use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
+use crate::preamble::Found;
 use crate::{
     Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
     SchemaOutcome, Snapshot, Store, Touch,
 };
 use commit::Transaction;
 use connection::{Lease, LogFailures, Manager, Session};
+use driver::Driver;
 use failure::during;
 use plan::Plan;
+use preambles::{Preambles, Question};
 
 #[derive(Clone)]
 struct Pools {
@@ -65,10 +71,13 @@ pub struct PostgresStore {
     pools: RwLock<Option<Pools>>,
     /// Held shared by every write: closing waits for them.
     writes: Arc<tokio::sync::RwLock<()>>,
+    preambles: Preambles,
     plan: RwLock<Option<Arc<Plan>>>,
     /// Held during a run, so that concurrent callers share it.
     ensured: tokio::sync::Mutex<Option<Ensured>>,
     migration_lock_timeout: Duration,
+    /// Last: what is still under way ends with it.
+    driver: Driver,
 }
 
 impl std::fmt::Debug for PostgresStore {
@@ -85,29 +94,34 @@ impl PostgresStore {
     pub async fn connect(options: PostgresOptions) -> Result<Arc<Self>, ConnectError> {
         let target = options::target(&options)?;
         let tls = tls::connector(&target.verification)?;
-        let manager = Manager::new(target.config, tls, &options);
+        let driver = Driver::start().map_err(|error| ConnectError::Unreachable(Box::new(error)))?;
+        let manager = Manager::new(target.config, tls, &options, driver.handle());
         tokio::time::timeout(options.connect_timeout, manager.probe())
             .await
             .unwrap_or_else(|elapsed| Err(ConnectError::Unreachable(Box::new(elapsed))))?;
-        let pool = |size: u32| {
+        let pool = |manager: &Manager, size: u32| {
             Pool::builder()
                 .max_size(size.max(1))
                 .connection_timeout(options.connect_timeout)
                 .test_on_check_out(false)
+                // The connection used last: its process has everything at hand.
+                .queue_strategy(QueueStrategy::Lifo)
                 .error_sink(Box::new(LogFailures))
                 .build_unchecked(manager.clone())
         };
         let pools = Pools {
-            short: pool(options.pool_size),
-            snapshots: pool(options.snapshot_pool_size),
+            short: pool(&manager, options.pool_size),
+            snapshots: pool(&manager.planning_each_time(), options.snapshot_pool_size),
         };
         Ok(Arc::new(Self {
             pools: RwLock::new(Some(pools)),
             manager,
             writes: Arc::new(tokio::sync::RwLock::new(())),
+            preambles: Preambles::new(),
             plan: RwLock::new(None),
             ensured: tokio::sync::Mutex::new(None),
             migration_lock_timeout: options.migration_lock_timeout,
+            driver,
         }))
     }
 
@@ -131,12 +145,28 @@ impl PostgresStore {
     {
         let guard = Arc::clone(&self.writes).read_owned().await;
         let mut lease = self.lease().await?;
-        let task = tokio::spawn(async move {
+        let task = self.driver.spawn(async move {
             let _guard = guard;
             work.run(&mut lease).await
         });
         task.await
             .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))
+    }
+
+    /// Reads a preamble together with those that wait at the same time; without
+    /// `client` the gate token and the bounds alone.
+    async fn preamble(
+        &self,
+        partition: &PartitionId,
+        client: Option<&ClientId>,
+    ) -> Result<Found, StoreError> {
+        let question = Question {
+            running: self.plan()?.version(),
+            partition: partition.as_str().to_owned(),
+            client: client.map(|id| id.as_str().to_owned()),
+        };
+        let pool = self.pools()?.short;
+        self.preambles.read(&self.driver, pool, question).await
     }
 
     async fn register(&self, partition: &PartitionId, touch: Touch) -> Result<(), StoreError> {
@@ -151,7 +181,8 @@ impl PostgresStore {
     async fn migration_session(&self) -> Result<Session, StoreError> {
         self.pools()?;
         let context = "connecting for a migration";
-        let session = self.manager.connect().await.map_err(during(context))?;
+        let manager = self.manager.planning_each_time();
+        let session = manager.connect().await.map_err(during(context))?;
         let timeout = self
             .migration_lock_timeout
             .as_millis()
@@ -384,15 +415,10 @@ impl Store for PostgresStore {
         client: &ClientId,
         touch: Touch,
     ) -> Result<Preamble, StoreError> {
-        let running = self.plan()?.version();
-        let name = partition.as_str();
-        if !accepted::text(name) {
+        if !accepted::text(partition.as_str()) {
             return Err(StoreError::UnknownPartition);
         }
-        let found = {
-            let mut lease = self.lease().await?;
-            read::preamble(&mut lease, running, name, Some(client.as_str())).await?
-        };
+        let found = self.preamble(partition, Some(client)).await?;
         match &found.registry {
             Some(_) if found.is_fresh(&touch) => {}
             Some(_) => {
@@ -412,9 +438,7 @@ impl Store for PostgresStore {
             }
             None => {
                 self.register(partition, touch).await?;
-                let mut lease = self.lease().await?;
-                let found =
-                    read::preamble(&mut lease, running, name, Some(client.as_str())).await?;
+                let found = self.preamble(partition, Some(client)).await?;
                 return found.registered().ok_or(StoreError::UnknownPartition);
             }
         }
@@ -425,9 +449,7 @@ impl Store for PostgresStore {
         &self,
         partition: &PartitionId,
     ) -> Result<(GateToken, LogBounds), StoreError> {
-        let running = self.plan()?.version();
-        let mut lease = self.lease().await?;
-        let found = read::preamble(&mut lease, running, partition.as_str(), None).await?;
+        let found = self.preamble(partition, None).await?;
         Ok((found.gate, found.view.bounds))
     }
 
@@ -438,7 +460,12 @@ impl Store for PostgresStore {
     ) -> Result<Fetched, StoreError> {
         let plan = self.plan()?;
         let mut lease = self.lease().await?;
-        read::needs(&mut lease, &plan, partition.as_str(), needs).await
+        let (partition, needs) = (partition.clone(), needs.clone());
+        let task = self
+            .driver
+            .spawn(async move { read::needs(&mut lease, &plan, partition.as_str(), &needs).await });
+        task.await
+            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))
     }
 
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
@@ -446,7 +473,7 @@ impl Store for PostgresStore {
         let guard = Arc::clone(&self.writes).read_owned().await;
         let mut lease = self.lease().await?;
         // In a task of its own: a caller that stops waiting must not cut it in half.
-        let task = tokio::spawn(async move {
+        let task = self.driver.spawn(async move {
             let _guard = guard;
             commit::write(&mut lease, &plan, &batch, Transaction::Fresh).await
         });

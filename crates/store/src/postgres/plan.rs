@@ -144,11 +144,15 @@ impl TablePlan {
             .collect();
         Self {
             // A lookup per key, whatever the planner believes of the arrays: a
-            // flat join may become a scan of the partition.
+            // flat join may become a scan of the partition. The order, which an
+            // equality would make void, is that of the primary key alone: on a
+            // table that was empty when the plan was made any index of the
+            // partition would look as good.
             select: format!(
                 "SELECT k.position, r.* FROM unnest($2::text[]) WITH ORDINALITY AS k(id, position)
                  CROSS JOIN LATERAL (SELECT {ROW} FROM {name}
-                   WHERE _sync_partition=$1 AND _sync_row_id=k.id LIMIT 1) AS r"
+                   WHERE _sync_partition=$1 AND _sync_row_id>=k.id AND _sync_row_id<=k.id
+                   ORDER BY _sync_row_id LIMIT 1) AS r"
             ),
             walk: format!(
                 "SELECT _sync_row_id, {ROW} FROM {name}
@@ -162,7 +166,8 @@ impl TablePlan {
             delete: format!(
                 "DELETE FROM {name} WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
                    SELECT r.ctid FROM unnest($2::text[]) AS k(id) CROSS JOIN LATERAL (
-                     SELECT ctid FROM {name} WHERE _sync_partition=$1 AND _sync_row_id=k.id LIMIT 1) AS r))"
+                     SELECT ctid FROM {name} WHERE _sync_partition=$1 AND _sync_row_id>=k.id AND _sync_row_id<=k.id
+                     ORDER BY _sync_row_id LIMIT 1) AS r))"
             ),
             has_blobs: table
                 .columns
@@ -222,17 +227,19 @@ fn children(table: &Table, column: usize) -> Children {
     }
     // `jsonb` does not keep the text that a key is rendered from.
     if table.materialize && ty != ColumnType::Json {
-        // OFFSET 0 keeps the search apart from the order: else a walk of the
-        // partition in key order could look cheaper than the column's index.
+        // OFFSET 0 keeps the search apart from the order of the rows: else a walk of
+        // the partition in key order could look cheaper than the column's index. The
+        // search has that index's order, so no other one serves it as well.
         return Children::Column {
             sql: format!(
                 "SELECT k.position, r.* FROM unnest($2::{}) WITH ORDINALITY AS k(parent, position)
                  CROSS JOIN LATERAL (SELECT c.* FROM (
                      SELECT _sync_row_id COLLATE \"C\" AS row_id, {ROW} FROM {name}
-                     WHERE _sync_partition=$1 AND {}=k.parent OFFSET 0) AS c
+                     WHERE _sync_partition=$1 AND {reference}>=k.parent AND {reference}<=k.parent
+                     ORDER BY {reference} OFFSET 0) AS c
                    ORDER BY c.row_id LIMIT $3) AS r",
                 array_type(ty),
-                quote(&table.columns[column].name)
+                reference = quote(&table.columns[column].name)
             ),
             ty,
         };
@@ -245,7 +252,8 @@ fn children(table: &Table, column: usize) -> Children {
                    WHERE i.partition=$1 AND i.tbl=$4 AND i.var=$5 AND i.value=k.parent
                    ORDER BY i.row_id COLLATE \"C\" LIMIT $3) AS s
                  CROSS JOIN LATERAL (SELECT {ROW} FROM {name}
-                   WHERE _sync_partition=$1 AND _sync_row_id=s.row_id LIMIT 1) AS r"
+                   WHERE _sync_partition=$1 AND _sync_row_id>=s.row_id AND _sync_row_id<=s.row_id
+                   ORDER BY _sync_row_id LIMIT 1) AS r"
             ),
             variable: scope.variable.clone(),
         };

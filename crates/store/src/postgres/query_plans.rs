@@ -12,7 +12,8 @@ use tokio_postgres::Client;
 use super::batch::{CLEAR_BLOB_REFS, CLEAR_ROW_SCOPES, CLEAR_TOMBSTONES, STALE_ROW_SCOPES};
 use super::commit::{self, Transaction};
 use super::plan::{Children, Plan};
-use super::read::{BOUNDS, HEAD, PREAMBLE, RESULTS, TOMBSTONES};
+use super::preambles::PREAMBLES;
+use super::read::{BOUNDS, HEAD, RESULTS, TOMBSTONES};
 use super::window::{scan_sql, window_sql};
 use super::{PostgresOptions, PostgresStore, checkpoints, maintain, source_rows};
 use crate::Store as _;
@@ -115,7 +116,10 @@ async fn no_statement_of_a_request_scans_a_growing_table() {
     let one = "'p1','notes',100,20000,65,1000000,'list_id',ARRAY['list_id1','list_id2']";
     let scan = "'p1','notes',501,1000000,'list_id',ARRAY['list_id1','list_id2']";
     let statements: Vec<(String, String)> = [
-        (PREAMBLE, "'p1', 1, 'd7'"),
+        (
+            PREAMBLES,
+            "1, ARRAY['p1','p2'], ARRAY['p1','p2'], ARRAY['d7','d8']",
+        ),
         (BOUNDS, "'p1'"),
         (HEAD, "'p1'"),
         (RESULTS, "'p1', ARRAY['d','d'], ARRAY['c1','c2']"),
@@ -172,6 +176,50 @@ async fn no_statement_of_a_request_scans_a_growing_table() {
     .await;
     assert!(plan.contains("row_id >"), "{plan}");
     let _ = SECRETS;
+}
+
+/// A plan is made once, perhaps while every table is empty, and kept as they grow.
+#[tokio::test]
+async fn a_plan_made_on_empty_tables_looks_every_row_up_by_its_whole_key() {
+    let (_database, _store, client) = database().await;
+    client
+        .batch_execute("SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off")
+        .await
+        .unwrap();
+    let plan = Plan::new(compile(&document()));
+    let notes = plan.table(NOTES).1;
+    let keys = "'p1', ARRAY['notes'], ARRAY['r5']";
+    let children = {
+        let key = ChildrenKey {
+            child: TASKS,
+            column: 2,
+            parent_row: "x".into(),
+            limit: 10,
+        };
+        match plan.children(&key) {
+            Some(Children::Column { sql, .. } | Children::Scope { sql, .. }) => sql.clone(),
+            _ => panic!("no statement"),
+        }
+    };
+    for (sql, arguments) in [
+        (
+            PREAMBLES,
+            "1, ARRAY['p1','p2'], ARRAY['p1','p2'], ARRAY['d7','d8']",
+        ),
+        (HEAD, "'p1'"),
+        (RESULTS, "'p1', ARRAY['d'], ARRAY['c1']"),
+        (TOMBSTONES, keys),
+        (&*notes.select, "'p1', ARRAY['r5','r6']"),
+        (&*notes.delete, "'p1', ARRAY['r5','r6']"),
+        (CLEAR_ROW_SCOPES, keys),
+        (CLEAR_BLOB_REFS, keys),
+        (CLEAR_TOMBSTONES, keys),
+        (&*children, "'p1', ARRAY['j1','j2'], 10"),
+    ] {
+        let plan = explain(&client, sql, arguments).await;
+        assert!(!plan.contains("Filter: "), "{sql}\n{plan}");
+        assert!(!plan.contains("Seq Scan"), "{sql}\n{plan}");
+    }
 }
 
 #[tokio::test]

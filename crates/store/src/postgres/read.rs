@@ -1,4 +1,4 @@
-//! The short reads: the preamble of a request, the gate and what a batch needs.
+//! What a batch needs, and how stored rows and records are read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use ssp2::ColumnType;
-use tidegate_engine::gate::{GateToken, PendingCheckpoint};
 use tidegate_engine::keys::render_key;
 use tidegate_engine::model::{
-    ChildRows, ChildrenKey, ClientRecord, Fetched, LogBounds, Needs, Registry, ResultKey,
-    ResultLookup, RowKey, RowState, StoredRow,
+    ChildRows, ChildrenKey, ClientRecord, Fetched, LogBounds, Needs, ResultKey, ResultLookup,
+    RowKey, RowState, StoredRow,
 };
 use tidegate_engine::push::decode_push_result;
-use tidegate_engine::{ActorId, ClientId, CommitSeq, LogEpoch, SchemaVersion, TableId};
+use tidegate_engine::{ActorId, ClientId, CommitSeq, SchemaVersion, TableId};
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
@@ -22,24 +21,13 @@ use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::{Children, Plan};
 use crate::error::StoreError;
-use crate::preamble::{Found, View};
+use crate::preamble::View;
 use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
 
 /// Log bounds and layout floor of a partition.
 pub(super) const BOUNDS: &str = "SELECT p.max_commit_seq, p.horizon_seq,
  (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=$1)
  FROM (SELECT 1) AS one LEFT JOIN sync_partitions AS p ON p.partition=$1";
-/// One statement, so one view and one round trip.
-pub(super) const PREAMBLE: &str = "SELECT p.max_commit_seq, p.horizon_seq,
- (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=$1),
- (SELECT schema_version FROM sync_schema_meta WHERE id=1),
- (SELECT json_agg(json_build_array(partition, name))::text FROM sync_backfill_checkpoints
-  WHERE schema_version=$2::bigint AND state <> 'activated'),
- r.log_epoch, r.epoch_required, r.last_authenticated_at_ms,
- c.client_id, c.actor_id, c.wire_version, c.cursor, c.subscriptions::text, c.updated_at_ms
- FROM (SELECT 1) AS one LEFT JOIN sync_partitions AS p ON p.partition=$1
- LEFT JOIN sync_partition_registry AS r ON r.partition=$1
- LEFT JOIN sync_clients AS c ON c.partition=$1 AND c.client_id=$3";
 pub(super) const HEAD: &str = "SELECT max_commit_seq FROM sync_partitions WHERE partition=$1";
 /// Results by `(partition, clients, commit ids)`.
 pub(super) const RESULTS: &str = "SELECT k.position, r.result
@@ -65,72 +53,9 @@ pub(super) fn view(row: &Row) -> Result<View, Error> {
     })
 }
 
-/// Everything a request must know first. `client` is `None` for the gate alone.
-pub(super) async fn preamble(
-    session: &mut Session,
-    running: SchemaVersion,
-    partition: &str,
-    client: Option<&str>,
-) -> Result<Found, StoreError> {
-    let context = "reading a preamble";
-    let client = client.filter(|id| accepted::text(id));
-    let version = i64::from(running.0);
-    let row = session
-        .query_opt(PREAMBLE, &[&partition, &version, &client])
-        .await
-        .map_err(during(context))?
-        .ok_or(StoreError::Corrupt { what: "a preamble" })?;
-    let read = || -> Result<Found, Error> {
-        let log_epoch = row.try_get::<_, Option<&str>>(5)?.map(LogEpoch::from);
-        let registry = match &log_epoch {
-            Some(epoch) => {
-                let registry = Registry {
-                    log_epoch: epoch.clone(),
-                    epoch_required: row.try_get(6)?,
-                };
-                Some((registry, row.try_get(7)?))
-            }
-            None => None,
-        };
-        let client = match row.try_get::<_, Option<&str>>(8)? {
-            Some(_) => Some(client_record(&row, 8)?),
-            None => None,
-        };
-        let stored = row.try_get::<_, Option<i64>>(3)?.unwrap_or(0);
-        Ok(Found {
-            view: view(&row)?,
-            gate: GateToken {
-                stored_version: schema_version(stored),
-                log_epoch,
-                pending: Vec::new(),
-            },
-            registry,
-            client,
-        })
-    };
-    let mut found = read().map_err(during(context))?;
-    if let Some(pending) = row.try_get::<_, Option<&str>>(4).map_err(during(context))? {
-        found.gate.pending = decode_pending(pending)?;
-    }
-    Ok(found)
-}
-
 /// A stored version; one that no program of ours counts to is newer than any.
 pub(super) fn schema_version(stored: i64) -> SchemaVersion {
     SchemaVersion(i32::try_from(stored).unwrap_or(i32::MAX))
-}
-
-fn decode_pending(json: &str) -> Result<Vec<PendingCheckpoint>, StoreError> {
-    let pairs: Vec<(String, String)> =
-        serde_json::from_str(json).map_err(|_| StoreError::Corrupt {
-            what: "the list of pending checkpoints",
-        })?;
-    let mut pending: Vec<PendingCheckpoint> = pairs
-        .into_iter()
-        .map(|(partition, name)| PendingCheckpoint { partition, name })
-        .collect();
-    pending.sort();
-    Ok(pending)
 }
 
 /// Columns `client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms` from `at` on.
