@@ -2,12 +2,11 @@
 //! one network round trip (docs/postgres.md).
 
 use futures_util::future::BoxFuture;
-use tidegate_engine::model::CommitBatch;
 use tokio_postgres::{Error, Statement};
 
-use super::batch::{self, Put, Step};
+use super::batch::{self, Encoded, Put, Step};
 use super::connection::{Session, is_echo, references};
-use super::core_schema::BEGIN;
+use super::core_schema::{BEGIN, BEGIN_SHARED};
 use super::failure::{commit_error, during, ended_session, is_row_constraint};
 use super::pipeline::in_order;
 use super::plan::Plan;
@@ -15,45 +14,54 @@ use crate::error::CommitError;
 
 const CONTEXT: &str = "writing a batch";
 
-/// Whether the transaction is open already (a locked partition's is).
+/// Whose transaction it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transaction {
+    /// A new one of one partition.
     Fresh,
+    /// A locked partition's, open already.
     Open,
+    /// A new one of several partitions: nobody's locks are waited for long.
+    Shared,
 }
 
-/// Writes `batch`; when this returns, no transaction is open on the session, or
+/// Writes one batch; when this returns, no transaction is open on the session, or
 /// the session is in doubt.
 pub(super) async fn write(
     session: &mut Session,
     plan: &Plan,
-    batch: &CommitBatch,
+    one: &Encoded,
     transaction: Transaction,
 ) -> Result<(), CommitError> {
-    if let Some(key) = batch::unstorable(plan, batch) {
-        if transaction == Transaction::Open {
-            session.rollback().await;
-        }
-        return Err(CommitError::Constraint { key: key.cloned() });
-    }
-    match pipelined(session, plan, batch, transaction).await {
+    let all = std::slice::from_ref(one);
+    match pipelined(session, plan, all, transaction).await {
         // Rows stand in their final state, and one may hold a unique value that
         // another one gives up. One statement per table cannot sort that out.
-        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, batch).await,
+        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, all).await,
         done => done,
     }
+}
+
+/// Writes batches of different partitions, sorted by partition, as one transaction:
+/// all of them or none. As [`write`] otherwise.
+pub(super) async fn write_together(
+    session: &mut Session,
+    plan: &Plan,
+    all: &[Encoded],
+) -> Result<(), CommitError> {
+    pipelined(session, plan, all, Transaction::Shared).await
 }
 
 async fn pipelined(
     session: &mut Session,
     plan: &Plan,
-    batch: &CommitBatch,
+    all: &[Encoded],
     transaction: Transaction,
 ) -> Result<(), CommitError> {
-    let mut steps = vec![batch::gate(batch)];
-    steps.extend(batch::steps(plan, batch));
-    let puts = batch::puts(batch);
-    steps.extend(batch::upserts(plan, batch.partition.as_str(), &puts));
+    let mut steps = vec![batch::gate(all)];
+    steps.extend(batch::steps(plan, all));
+    let puts = batch::puts(all);
+    steps.extend(batch::upserts(plan, &puts));
     let statements = match session.prepare_all(steps.iter().map(|step| step.sql)).await {
         Ok(statements) => statements,
         Err(error) => {
@@ -66,8 +74,10 @@ async fn pipelined(
     session.in_doubt = true;
     let client = &session.client;
     let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::with_capacity(steps.len() + 2);
-    if transaction == Transaction::Fresh {
-        futures.push(Box::pin(client.batch_execute(BEGIN)));
+    match transaction {
+        Transaction::Fresh => futures.push(Box::pin(client.batch_execute(BEGIN))),
+        Transaction::Shared => futures.push(Box::pin(client.batch_execute(BEGIN_SHARED))),
+        Transaction::Open => {}
     }
     for (step, statement) in steps.iter().zip(&statements) {
         futures.push(Box::pin(run(session, step, statement)));
@@ -113,9 +123,9 @@ async fn run(session: &Session, step: &Step<'_>, statement: &Statement) -> Resul
 async fn row_by_row(
     session: &mut Session,
     plan: &Plan,
-    batch: &CommitBatch,
+    all: &[Encoded],
 ) -> Result<(), CommitError> {
-    match attempt_rows(session, plan, batch).await {
+    match attempt_rows(session, plan, all).await {
         Ok(()) => {}
         Err(error) => {
             session.rollback().await;
@@ -137,22 +147,22 @@ async fn row_by_row(
 async fn attempt_rows(
     session: &mut Session,
     plan: &Plan,
-    batch: &CommitBatch,
+    all: &[Encoded],
 ) -> Result<(), CommitError> {
     session.begin(BEGIN).await.map_err(during(CONTEXT))?;
-    let gate = batch::gate(batch);
-    for step in std::iter::once(gate).chain(batch::steps(plan, batch)) {
+    let gate = batch::gate(all);
+    for step in std::iter::once(gate).chain(batch::steps(plan, all)) {
         let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
         run(session, &step, &statement)
             .await
             .map_err(|error| commit_error(plan, CONTEXT, error))?;
     }
-    let mut waiting = batch::puts(batch);
+    let mut waiting = batch::puts(all);
     while !waiting.is_empty() {
         let before = waiting.len();
         let mut refused = Vec::new();
         for put in waiting {
-            if !attempt_row(session, plan, batch, put).await? {
+            if !attempt_row(session, plan, put).await? {
                 refused.push(put);
             }
         }
@@ -170,7 +180,6 @@ async fn attempt_rows(
 async fn attempt_row(
     session: &mut Session,
     plan: &Plan,
-    batch: &CommitBatch,
     put: Put<'_>,
 ) -> Result<bool, CommitError> {
     let simple = async |session: &Session, sql: &str| {
@@ -180,7 +189,7 @@ async fn attempt_row(
             .await
             .map_err(|error| CommitError::from(during(CONTEXT)(error)))
     };
-    for step in batch::upserts(plan, batch.partition.as_str(), &[put]) {
+    for step in batch::upserts(plan, &[put]) {
         let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
         simple(session, "SAVEPOINT tidegate_row").await?;
         match run(session, &step, &statement).await {

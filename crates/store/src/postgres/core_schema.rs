@@ -154,17 +154,23 @@ impl Refusal {
 /// BEGIN fails, the setting is not made and the gate refuses.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL tidegate.tx = '1'";
 
-/// Calls the gate: partition, expected head, commits, running version, declared
-/// checkpoints as two arrays.
-pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text, $2::bigint, $3::bigint, $4::bigint, $5::text[], $6::text[])";
+/// The same for a transaction of several partitions: a lock that somebody else
+/// holds on one of them must not hold up the others for long.
+pub(super) const BEGIN_SHARED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+ SET LOCAL tidegate.tx = '1'; SET LOCAL lock_timeout = '20ms'";
 
-const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partition text, in_expected bigint, in_count bigint, \
+/// Calls the gate: partitions (sorted), expected heads and commits as arrays,
+/// running version, declared checkpoints as two arrays.
+pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[])";
+
+const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partitions text[], in_expected bigint[], in_counts bigint[], \
  in_version bigint, in_declared_partitions text[], in_declared_names text[])";
-const GATE_SIGNATURE: &str = "tidegate_commit_gate(text, bigint, bigint, bigint, text[], text[])";
+const GATE_SIGNATURE: &str =
+    "tidegate_commit_gate(text[], bigint[], bigint[], bigint, text[], text[])";
 
-/// The commit gate (docs/postgres.md). The CAS comes first: it waits for the
-/// partition's row and the table, and each statement after it sees what was
-/// committed while it waited. As subqueries of the CAS they would not.
+/// The commit gate (docs/postgres.md). The CAS of every partition comes first: it
+/// waits for the partition's row and the table, and each statement after it sees
+/// what was committed while it waited. As subqueries of the CAS they would not.
 const GATE_BODY: &str = r"
 DECLARE
   found_version bigint;
@@ -175,18 +181,20 @@ BEGIN
      OR current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'the commit gate was called outside its transaction' USING ERRCODE = 'TG000';
   END IF;
-  UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_count
-    WHERE p.partition = in_partition AND p.max_commit_seq = in_expected;
-  IF NOT FOUND THEN
-    IF in_expected <> 0 THEN
-      RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
-    END IF;
-    INSERT INTO sync_partitions(partition, max_commit_seq) VALUES (in_partition, in_count)
-      ON CONFLICT DO NOTHING;
+  FOR i IN 1 .. coalesce(array_length(in_partitions, 1), 0) LOOP
+    UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[i]
+      WHERE p.partition = in_partitions[i] AND p.max_commit_seq = in_expected[i];
     IF NOT FOUND THEN
-      RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
+      IF in_expected[i] <> 0 THEN
+        RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
+      END IF;
+      INSERT INTO sync_partitions(partition, max_commit_seq) VALUES (in_partitions[i], in_counts[i])
+        ON CONFLICT DO NOTHING;
+      IF NOT FOUND THEN
+        RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
+      END IF;
     END IF;
-  END IF;
+  END LOOP;
   SELECT m.schema_version INTO found_version FROM sync_schema_meta AS m WHERE m.id = 1;
   IF found_version IS DISTINCT FROM in_version THEN
     RAISE EXCEPTION 'another schema version is published'
@@ -203,10 +211,13 @@ BEGIN
     RAISE EXCEPTION 'a checkpoint is pending'
       USING ERRCODE = 'TG003', DETAIL = json_build_array(found_partition, found_name)::text;
   END IF;
-  IF in_count = 0 AND EXISTS (
-      SELECT 1 FROM sync_writer_fence AS f
-      WHERE f.partition = in_partition AND f.required_writer_version > in_version) THEN
-    RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
+  IF 0 = ANY (in_counts) THEN
+    IF EXISTS (
+        SELECT 1 FROM unnest(in_partitions, in_counts) AS u(partition, commits)
+        JOIN sync_writer_fence AS f ON f.partition = u.partition
+        WHERE u.commits = 0 AND f.required_writer_version > in_version) THEN
+      RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
+    END IF;
   END IF;
 END";
 

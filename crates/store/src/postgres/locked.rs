@@ -7,10 +7,12 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use tidegate_engine::PartitionId;
 use tidegate_engine::model::{CommitBatch, Fetched, Needs};
+use tokio::runtime::Handle;
 use tokio::sync::OwnedRwLockReadGuard;
 
+use super::batch::Encoded;
 use super::commit::{self, Transaction};
-use super::connection::{Lease, release};
+use super::connection::Lease;
 use super::core_schema::BEGIN;
 use super::failure::during;
 use super::pipeline::in_order;
@@ -31,6 +33,8 @@ pub(super) struct Locked {
     guard: Arc<OwnedRwLockReadGuard<()>>,
     plan: Arc<Plan>,
     partition: PartitionId,
+    /// Where the write runs.
+    driver: Handle,
 }
 
 /// Opens the transaction and takes the row, in one round trip.
@@ -39,12 +43,14 @@ pub(super) async fn begin(
     guard: OwnedRwLockReadGuard<()>,
     plan: Arc<Plan>,
     partition: &PartitionId,
+    driver: Handle,
 ) -> Result<Locked, StoreError> {
     let mut locked = Locked {
         lease: Some(lease),
         guard: Arc::new(guard),
         plan,
         partition: partition.clone(),
+        driver,
     };
     let Some(session) = locked.lease.as_mut() else {
         return Err(StoreError::Closed);
@@ -79,16 +85,20 @@ pub(super) async fn begin(
 impl LockedPartition for Locked {
     async fn read_needs(&mut self, needs: &Needs) -> Result<Fetched, StoreError> {
         let session = self.lease.as_mut().ok_or(StoreError::Closed)?;
-        read::needs(session, &self.plan, self.partition.as_str(), needs).await
+        let one = [(self.partition.as_str(), needs)];
+        let fetched = read::needs(session, &self.plan, &one).await?;
+        fetched.into_iter().next().ok_or(StoreError::Closed)
     }
 
     async fn commit(mut self: Box<Self>, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        // Dropped with the batch's fault, the transaction is rolled back.
+        let encoded = Encoded::new(&self.plan, batch)?;
         let mut lease = self.lease.take().ok_or(StoreError::Closed)?;
         let (plan, guard) = (Arc::clone(&self.plan), Arc::clone(&self.guard));
         // A caller that stops waiting must not cut the write in half.
-        let task = tokio::spawn(async move {
+        let task = self.driver.spawn(async move {
             let _guard = guard;
-            commit::write(&mut lease, &plan, &batch, Transaction::Open).await
+            commit::write(&mut lease, &plan, &encoded, Transaction::Open).await
         });
         task.await
             .unwrap_or_else(|error| Err(CommitError::OutcomeUnknown(Box::new(error))))
@@ -97,8 +107,14 @@ impl LockedPartition for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            release(lease);
+        if let Some(mut lease) = self.lease.take()
+            && lease.in_doubt
+        {
+            let guard = Arc::clone(&self.guard);
+            self.driver.spawn(async move {
+                lease.rollback().await;
+                drop(guard);
+            });
         }
     }
 }

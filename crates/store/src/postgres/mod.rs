@@ -14,6 +14,7 @@ mod failure;
 mod locked;
 mod maintain;
 mod migrate;
+mod needs;
 mod operating;
 mod options;
 mod pipeline;
@@ -27,6 +28,7 @@ mod source_rows;
 mod tls;
 mod turns;
 mod window;
+mod writer;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,12 +51,13 @@ use crate::{
     Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
     SchemaOutcome, Snapshot, Store, Touch,
 };
-use commit::Transaction;
 use connection::{Lease, LogFailures, Manager, Session};
 use driver::Driver;
 use failure::during;
+use needs::NeedsReader;
 use plan::Plan;
 use preambles::{Preambles, Question};
+use writer::Writer;
 
 #[derive(Clone)]
 struct Pools {
@@ -72,6 +75,8 @@ pub struct PostgresStore {
     /// Held shared by every write: closing waits for them.
     writes: Arc<tokio::sync::RwLock<()>>,
     preambles: Preambles,
+    needs: NeedsReader,
+    writer: Writer,
     plan: RwLock<Option<Arc<Plan>>>,
     /// Held during a run, so that concurrent callers share it.
     ensured: tokio::sync::Mutex<Option<Ensured>>,
@@ -118,6 +123,8 @@ impl PostgresStore {
             manager,
             writes: Arc::new(tokio::sync::RwLock::new(())),
             preambles: Preambles::new(),
+            needs: NeedsReader::new(),
+            writer: Writer::new(),
             plan: RwLock::new(None),
             ensured: tokio::sync::Mutex::new(None),
             migration_lock_timeout: options.migration_lock_timeout,
@@ -243,7 +250,9 @@ struct RecordClients {
 impl AsyncWork<()> for RecordClients {
     async fn run(self, session: &mut Session) -> Result<(), StoreError> {
         let context = "recording clients";
-        let step = batch::clients(self.partition.as_str(), &self.clients);
+        let partition = self.partition.as_str();
+        let records: Vec<_> = self.clients.iter().map(|one| (partition, one)).collect();
+        let step = batch::clients(&records);
         let statement = session.prepare(step.sql).await.map_err(during(context))?;
         session
             .client
@@ -458,27 +467,19 @@ impl Store for PostgresStore {
         partition: &PartitionId,
         needs: &Needs,
     ) -> Result<Fetched, StoreError> {
-        let plan = self.plan()?;
-        let mut lease = self.lease().await?;
-        let (partition, needs) = (partition.clone(), needs.clone());
-        let task = self
-            .driver
-            .spawn(async move { read::needs(&mut lease, &plan, partition.as_str(), &needs).await });
-        task.await
-            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))
+        let (plan, pool) = (self.plan()?, self.pools()?.short);
+        self.needs
+            .read(&self.driver, pool, plan, partition, needs)
+            .await
     }
 
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
         let plan = self.plan()?;
         let guard = Arc::clone(&self.writes).read_owned().await;
-        let mut lease = self.lease().await?;
-        // In a task of its own: a caller that stops waiting must not cut it in half.
-        let task = self.driver.spawn(async move {
-            let _guard = guard;
-            commit::write(&mut lease, &plan, &batch, Transaction::Fresh).await
-        });
-        task.await
-            .unwrap_or_else(|error| Err(CommitError::OutcomeUnknown(Box::new(error))))
+        let pool = self.pools()?.short;
+        self.writer
+            .write(&self.driver, pool, plan, batch, guard)
+            .await
     }
 
     async fn begin_locked<'a>(
@@ -489,7 +490,7 @@ impl Store for PostgresStore {
         let guard = Arc::clone(&self.writes).read_owned().await;
         let lease = self.lease().await?;
         Ok(Box::new(
-            locked::begin(lease, guard, plan, partition).await?,
+            locked::begin(lease, guard, plan, partition, self.driver.handle()).await?,
         ))
     }
 

@@ -111,16 +111,16 @@ pub(super) enum Children {
 
 /// An app table's statements.
 pub(super) struct TablePlan {
-    /// Rows by `(partition, row ids)`, each with its position among the ids.
+    /// Rows by partitions and row ids, each with its position among them.
     pub(super) select: String,
     /// A page of rows after a row id, in the table's own order: partition, row id, limit.
     pub(super) walk: String,
     /// The same from the beginning: partition, limit.
     pub(super) walk_start: String,
-    /// Parameters: partition, then arrays of row ids, versions, scopes,
+    /// Parameters: arrays of partitions, row ids, versions, scopes,
     /// payloads, column versions, and of each app column.
     pub(super) upsert: String,
-    /// By `(partition, row ids)`.
+    /// By partitions and row ids.
     pub(super) delete: String,
     /// Whether any column is a `blob_ref`.
     pub(super) has_blobs: bool,
@@ -149,9 +149,9 @@ impl TablePlan {
             // table that was empty when the plan was made any index of the
             // partition would look as good.
             select: format!(
-                "SELECT k.position, r.* FROM unnest($2::text[]) WITH ORDINALITY AS k(id, position)
+                "SELECT k.position, r.* FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS k(partition, id, position)
                  CROSS JOIN LATERAL (SELECT {ROW} FROM {name}
-                   WHERE _sync_partition=$1 AND _sync_row_id>=k.id AND _sync_row_id<=k.id
+                   WHERE _sync_partition=k.partition AND _sync_row_id>=k.id AND _sync_row_id<=k.id
                    ORDER BY _sync_row_id LIMIT 1) AS r"
             ),
             walk: format!(
@@ -165,8 +165,8 @@ impl TablePlan {
             upsert: upsert(table, &name),
             delete: format!(
                 "DELETE FROM {name} WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
-                   SELECT r.ctid FROM unnest($2::text[]) AS k(id) CROSS JOIN LATERAL (
-                     SELECT ctid FROM {name} WHERE _sync_partition=$1 AND _sync_row_id>=k.id AND _sync_row_id<=k.id
+                   SELECT r.ctid FROM unnest($1::text[], $2::text[]) AS k(partition, id) CROSS JOIN LATERAL (
+                     SELECT ctid FROM {name} WHERE _sync_partition=k.partition AND _sync_row_id>=k.id AND _sync_row_id<=k.id
                      ORDER BY _sync_row_id LIMIT 1) AS r))"
             ),
             has_blobs: table
@@ -180,14 +180,14 @@ impl TablePlan {
 
 fn upsert(table: &Table, name: &str) -> String {
     let mut columns = vec!["_sync_partition".to_owned(), "_sync_row_id".to_owned()];
-    let mut values = vec!["$1".to_owned(), "u.id".to_owned()];
-    let mut arrays = vec!["$2::text[]".to_owned()];
-    let mut aliases = vec!["id".to_owned()];
+    let mut values = vec!["u.partition".to_owned(), "u.id".to_owned()];
+    let mut arrays = vec!["$1::text[]".to_owned(), "$2::text[]".to_owned()];
+    let mut aliases = vec!["partition".to_owned(), "id".to_owned()];
     let mut add = |column: &str, array: &str, cast: &str| {
         let alias = format!("v{}", arrays.len());
         columns.push(quote(column));
         values.push(format!("u.{alias}{cast}"));
-        arrays.push(format!("${}::{array}", arrays.len() + 2));
+        arrays.push(format!("${}::{array}", arrays.len() + 1));
         aliases.push(alias);
     };
     add("_sync_server_version", "bigint[]", "");

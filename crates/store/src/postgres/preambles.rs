@@ -20,6 +20,7 @@ use super::driver::Driver;
 use super::failure::during;
 use super::read::{client_record, schema_version};
 use super::turns::Turns;
+use super::writer::lost;
 use crate::error::StoreError;
 use crate::preamble::{Found, View};
 
@@ -89,15 +90,6 @@ impl Preambles {
         }
         answer.await.map_err(|_| lost())?
     }
-
-    #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
-        self.0.waiting()
-    }
-}
-
-fn lost() -> StoreError {
-    StoreError::Unavailable("the read was given up".into())
 }
 
 async fn serve(pool: &Pool<Manager>, mut waiting: Vec<Waiting>) {

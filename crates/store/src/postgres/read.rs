@@ -16,6 +16,7 @@ use tidegate_engine::{ActorId, ClientId, CommitSeq, SchemaVersion, TableId};
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
+use super::batch::array;
 use super::connection::{Param, Session, references};
 use super::failure::during;
 use super::pipeline::in_order;
@@ -28,17 +29,20 @@ use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
 pub(super) const BOUNDS: &str = "SELECT p.max_commit_seq, p.horizon_seq,
  (SELECT max(head_seq) FROM tidegate_layouts WHERE partition=$1)
  FROM (SELECT 1) AS one LEFT JOIN sync_partitions AS p ON p.partition=$1";
-pub(super) const HEAD: &str = "SELECT max_commit_seq FROM sync_partitions WHERE partition=$1";
-/// Results by `(partition, clients, commit ids)`.
-pub(super) const RESULTS: &str = "SELECT k.position, r.result
- FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS k(client, commit, position)
+/// What every batch needs, as one statement: a head for each partition, results by
+/// their keys, tombstones by theirs.
+pub(super) const NEEDS: &str = "SELECT 0, k.position, p.max_commit_seq, NULL::text
+ FROM unnest($1::text[]) WITH ORDINALITY AS k(partition, position)
+ CROSS JOIN LATERAL (SELECT max_commit_seq FROM sync_partitions
+   WHERE partition=k.partition LIMIT 1) AS p
+ UNION ALL SELECT 1, k.position, NULL, r.result
+ FROM unnest($2::text[], $3::text[], $4::text[]) WITH ORDINALITY AS k(partition, client, commit, position)
  CROSS JOIN LATERAL (SELECT result::text FROM sync_push_results
-   WHERE partition=$1 AND client_id=k.client AND client_commit_id=k.commit LIMIT 1) AS r";
-/// Tombstones by `(partition, tables, row ids)`.
-pub(super) const TOMBSTONES: &str = "SELECT k.position, t.commit_seq
- FROM unnest($2::text[], $3::text[]) WITH ORDINALITY AS k(tbl, id, position)
+   WHERE partition=k.partition AND client_id=k.client AND client_commit_id=k.commit LIMIT 1) AS r
+ UNION ALL SELECT 2, k.position, t.commit_seq, NULL
+ FROM unnest($5::text[], $6::text[], $7::text[]) WITH ORDINALITY AS k(partition, tbl, id, position)
  CROSS JOIN LATERAL (SELECT commit_seq FROM sync_tombstones
-   WHERE partition=$1 AND tbl=k.tbl AND row_id=k.id LIMIT 1) AS t";
+   WHERE partition=k.partition AND tbl=k.tbl AND row_id=k.id LIMIT 1) AS t";
 
 pub(super) fn view(row: &Row) -> Result<View, Error> {
     let seq = |at: usize| -> Result<CommitSeq, Error> {
@@ -89,6 +93,12 @@ pub(super) fn stored_row(row: &Row, at: usize) -> Result<StoredRow, StoreError> 
     })
 }
 
+/// What one partition's batch asks for.
+pub(super) type Asked<'a> = (&'a str, &'a Needs);
+
+/// A key with the place of its question among those read together.
+type Placed<'a, K> = (usize, &'a K);
+
 /// One statement of the read pipeline and what its rows answer.
 struct Read<'a> {
     sql: &'a str,
@@ -97,25 +107,27 @@ struct Read<'a> {
 }
 
 enum Answers<'a> {
-    Head,
-    Rows(Vec<&'a RowKey>),
-    Tombstones(Vec<&'a RowKey>),
-    Results(Vec<&'a ResultKey>),
+    /// Heads in the order of the questions, results and tombstones by key.
+    Needs {
+        results: Vec<Placed<'a, ResultKey>>,
+        tombstones: Vec<Placed<'a, RowKey>>,
+    },
+    Rows(Vec<Placed<'a, RowKey>>),
     /// The children of keys; the row id's column, and the row's after it.
-    Children(Vec<&'a ChildrenKey>),
+    Children(Vec<Placed<'a, ChildrenKey>>),
 }
 
-/// Reads everything a batch asked for, in one round trip. The head is the first
-/// statement: no row can be older than it says. A row may be newer; then the
-/// CAS refuses the batch that was decided on it.
+/// Reads everything that batches of different partitions asked for, in one round
+/// trip; one answer per question. The heads come with the first statement: no row
+/// can be older than its head says. A row may be newer; then the CAS refuses the
+/// batch that was decided on it.
 pub(super) async fn needs(
     session: &mut Session,
     plan: &Plan,
-    partition: &str,
-    needs: &Needs,
-) -> Result<Fetched, StoreError> {
+    asked: &[Asked<'_>],
+) -> Result<Vec<Fetched>, StoreError> {
     let context = "reading what a batch needs";
-    let reads = reads(plan, partition, needs);
+    let reads = reads(plan, asked);
     let statements = session
         .prepare_all(reads.iter().map(|read| read.sql))
         .await
@@ -130,95 +142,85 @@ pub(super) async fn needs(
             },
         )
         .collect();
-    let mut found = Collected::default();
-    let mut max = CommitSeq(0);
+    let mut found: Vec<Collected<'_>> = asked.iter().map(|_| Collected::default()).collect();
     for (read, rows) in reads.iter().zip(in_order(futures).await) {
         for row in rows.map_err(during(context))? {
-            if let Answers::Head = read.answers {
-                max = CommitSeq(row.try_get(0).map_err(during(context))?);
-            } else {
-                found.take(&read.answers, &row)?;
+            take(&mut found, &read.answers, &row)?;
+        }
+    }
+    let mut all = Vec::with_capacity(asked.len());
+    for (found, (partition, needs)) in found.into_iter().zip(asked) {
+        let mut fetched = found.answer(needs);
+        for (key, rows) in &mut fetched.children {
+            if matches!(plan.children(key), Some(Children::Payload))
+                && accepted::text(&key.parent_row)
+            {
+                *rows = payload_children(session, plan, partition, key).await?;
             }
         }
+        all.push(fetched);
     }
-    let mut fetched = found.answer(needs);
-    fetched.max = max;
-    for (key, rows) in &mut fetched.children {
-        if matches!(plan.children(key), Some(Children::Payload)) && accepted::text(&key.parent_row)
-        {
-            *rows = payload_children(session, plan, partition, key).await?;
-        }
-    }
-    Ok(fetched)
+    Ok(all)
 }
 
-fn reads<'a>(plan: &'a Plan, partition: &'a str, needs: &'a Needs) -> Vec<Read<'a>> {
-    let mut reads = vec![Read {
-        sql: HEAD,
-        params: vec![Box::new(partition)],
-        answers: Answers::Head,
-    }];
-    // The children under a child's primary key are rows like any other.
-    let mut tables: BTreeMap<TableId, Vec<&str>> = BTreeMap::new();
-    let mut row_keys: BTreeMap<TableId, Vec<&RowKey>> = BTreeMap::new();
-    for key in needs.rows.iter().filter(|key| accepted::text(&key.row_id)) {
-        row_keys.entry(key.table).or_default().push(key);
-        tables.entry(key.table).or_default().push(&key.row_id);
-    }
-    for (table, ids) in tables {
-        let keys = row_keys.remove(&table).unwrap_or_default();
-        reads.push(Read {
-            sql: &plan.table(table).1.select,
-            params: vec![Box::new(partition), Box::new(ids)],
-            answers: Answers::Rows(keys),
-        });
-    }
-    let rows: Vec<&RowKey> = needs
-        .rows
-        .iter()
-        .filter(|key| accepted::text(&key.row_id))
+fn reads<'a>(plan: &'a Plan, asked: &[Asked<'a>]) -> Vec<Read<'a>> {
+    let partition_of = |at: usize| asked.get(at).map_or("", |(partition, _)| *partition);
+    let every = || asked.iter().map(|(_, needs)| *needs).enumerate();
+    let rows: Vec<Placed<'a, RowKey>> = every()
+        .flat_map(|(at, needs)| needs.rows.iter().map(move |key| (at, key)))
+        .filter(|(_, key)| accepted::text(&key.row_id))
         .collect();
-    if !rows.is_empty() {
-        let names: Vec<&str> = rows
-            .iter()
-            .map(|key| plan.table(key.table).0.name.as_str())
-            .collect();
-        let ids: Vec<&str> = rows.iter().map(|key| &*key.row_id).collect();
-        reads.push(Read {
-            sql: TOMBSTONES,
-            params: vec![Box::new(partition), Box::new(names), Box::new(ids)],
-            answers: Answers::Tombstones(rows),
-        });
-    }
-    let results: Vec<&ResultKey> = needs
-        .results
-        .iter()
-        .filter(|key| {
+    let results: Vec<Placed<'a, ResultKey>> = every()
+        .flat_map(|(at, needs)| needs.results.iter().map(move |key| (at, key)))
+        .filter(|(_, key)| {
             accepted::text(key.client_id.as_str()) && accepted::text(&key.client_commit_id)
         })
         .collect();
-    if !results.is_empty() {
-        let clients: Vec<&str> = results.iter().map(|key| key.client_id.as_str()).collect();
-        let commits: Vec<&str> = results.iter().map(|key| &*key.client_commit_id).collect();
+    let mut reads = vec![Read {
+        sql: NEEDS,
+        params: vec![
+            array(asked, |(partition, _)| *partition),
+            array(&results, |(at, _)| partition_of(*at)),
+            array(&results, |(_, key)| key.client_id.as_str()),
+            array(&results, |(_, key)| &*key.client_commit_id),
+            array(&rows, |(at, _)| partition_of(*at)),
+            array(&rows, |(_, key)| plan.table(key.table).0.name.as_str()),
+            array(&rows, |(_, key)| &*key.row_id),
+        ],
+        answers: Answers::Needs {
+            results,
+            tombstones: rows.clone(),
+        },
+    }];
+    let mut tables: BTreeMap<TableId, Vec<Placed<'a, RowKey>>> = BTreeMap::new();
+    for (at, key) in rows {
+        tables.entry(key.table).or_default().push((at, key));
+    }
+    for (table, keys) in tables {
         reads.push(Read {
-            sql: RESULTS,
-            params: vec![Box::new(partition), Box::new(clients), Box::new(commits)],
-            answers: Answers::Results(results),
+            sql: &plan.table(table).1.select,
+            params: vec![
+                array(&keys, |(at, _)| partition_of(*at)),
+                array(&keys, |(_, key)| &*key.row_id),
+            ],
+            answers: Answers::Rows(keys),
         });
     }
-    let mut groups: BTreeMap<(TableId, u16, u32), Vec<&ChildrenKey>> = BTreeMap::new();
-    for key in needs
-        .children
-        .iter()
-        .filter(|key| accepted::text(&key.parent_row))
-    {
-        groups
-            .entry((key.child, key.column, key.limit))
-            .or_default()
-            .push(key);
-    }
-    for keys in groups.into_values() {
-        reads.extend(children(plan, partition, keys));
+    for (at, (partition, needs)) in asked.iter().enumerate() {
+        let mut groups: BTreeMap<(TableId, u16, u32), Vec<&ChildrenKey>> = BTreeMap::new();
+        for key in needs
+            .children
+            .iter()
+            .filter(|key| accepted::text(&key.parent_row))
+        {
+            groups
+                .entry((key.child, key.column, key.limit))
+                .or_default()
+                .push(key);
+        }
+        for keys in groups.into_values() {
+            reads.extend(children(plan, partition, at, keys));
+        }
     }
     reads
 }
@@ -226,18 +228,22 @@ fn reads<'a>(plan: &'a Plan, partition: &'a str, needs: &'a Needs) -> Vec<Read<'
 fn children<'a>(
     plan: &'a Plan,
     partition: &'a str,
+    at: usize,
     keys: Vec<&'a ChildrenKey>,
 ) -> Option<Read<'a>> {
     let first = *keys.first()?;
     let limit = i64::from(first.limit);
+    let placed = |keys: Vec<&'a ChildrenKey>| {
+        Answers::Children(keys.into_iter().map(|key| (at, key)).collect())
+    };
     match plan.children(first)? {
         Children::Payload => None,
         Children::PrimaryKey => {
             let ids: Vec<&str> = keys.iter().map(|key| &*key.parent_row).collect();
             Some(Read {
                 sql: &plan.table(first.child).1.select,
-                params: vec![Box::new(partition), Box::new(ids)],
-                answers: Answers::Children(keys),
+                params: vec![Box::new(vec![partition; ids.len()]), Box::new(ids)],
+                answers: placed(keys),
             })
         }
         Children::Scope { sql, variable } => {
@@ -251,7 +257,7 @@ fn children<'a>(
                     Box::new(plan.table(first.child).0.name.as_str()),
                     Box::new(variable.as_str()),
                 ],
-                answers: Answers::Children(keys),
+                answers: placed(keys),
             })
         }
         Children::Column { sql, ty } => {
@@ -260,7 +266,7 @@ fn children<'a>(
             Some(Read {
                 sql,
                 params: vec![Box::new(partition), parents, Box::new(limit)],
-                answers: Answers::Children(keys),
+                answers: placed(keys),
             })
         }
     }
@@ -299,61 +305,82 @@ fn parents(ty: ColumnType, keys: Vec<&ChildrenKey>) -> (Param<'_>, Vec<&Children
 /// Rows as they come, by key.
 #[derive(Default)]
 struct Collected<'a> {
+    max: CommitSeq,
     rows: BTreeMap<&'a RowKey, Arc<StoredRow>>,
     tombstones: BTreeMap<&'a RowKey, CommitSeq>,
     results: BTreeMap<&'a ResultKey, ResultLookup>,
     children: BTreeMap<&'a ChildrenKey, ChildRows>,
 }
 
-impl<'a> Collected<'a> {
-    fn take(&mut self, answers: &Answers<'a>, row: &Row) -> Result<(), StoreError> {
-        let context = "reading what a batch needs";
-        let position: i64 = row.try_get(0).map_err(during(context))?;
-        let at = usize::try_from(position - 1).unwrap_or(usize::MAX);
-        let lost = StoreError::Corrupt {
-            what: "an answer's position",
-        };
-        match answers {
-            Answers::Head => {}
-            Answers::Rows(keys) => {
-                let key = keys.get(at).ok_or(lost)?;
-                self.rows.insert(key, Arc::new(stored_row(row, 1)?));
-            }
-            Answers::Tombstones(keys) => {
-                let key = keys.get(at).ok_or(lost)?;
-                let seq = row.try_get(1).map_err(during(context))?;
-                self.tombstones.insert(key, CommitSeq(seq));
-            }
-            Answers::Results(keys) => {
-                let key = keys.get(at).ok_or(lost)?;
-                let text: &str = row.try_get(1).map_err(during(context))?;
-                let found = decode_push_result(text).map_or(ResultLookup::Unreadable, |result| {
-                    ResultLookup::Found(Arc::new(result))
-                });
-                self.results.insert(key, found);
-            }
-            Answers::Children(keys) => {
-                let key = keys.get(at).ok_or(lost)?;
-                // By primary key there is no row id among the columns: it is the parent's.
-                let (row_id, start) = if row.len() == 5 {
-                    (Arc::clone(&key.parent_row), 1)
-                } else {
-                    let row_id: &str = row.try_get(1).map_err(during(context))?;
-                    (row_id.into(), 2)
-                };
-                let child = RowKey {
-                    table: key.child,
-                    row_id,
-                };
-                self.children
-                    .entry(key)
-                    .or_default()
-                    .push((child, Arc::new(stored_row(row, start)?)));
+/// Takes one row of an answer to where it was asked for.
+fn take<'a>(
+    found: &mut [Collected<'a>],
+    answers: &Answers<'a>,
+    row: &Row,
+) -> Result<(), StoreError> {
+    let context = "reading what a batch needs";
+    let lost = || StoreError::Corrupt {
+        what: "an answer's position",
+    };
+    let place = |column: usize| -> Result<usize, StoreError> {
+        let position: i64 = row.try_get(column).map_err(during(context))?;
+        usize::try_from(position - 1).map_err(|_| lost())
+    };
+    match answers {
+        Answers::Needs {
+            results,
+            tombstones,
+        } => {
+            let at = place(1)?;
+            let seq = || row.try_get(2).map(CommitSeq).map_err(during(context));
+            match row.try_get::<_, i32>(0).map_err(during(context))? {
+                0 => found.get_mut(at).ok_or_else(lost)?.max = seq()?,
+                1 => {
+                    let (at, key) = results.get(at).ok_or_else(lost)?;
+                    let text: &str = row.try_get(3).map_err(during(context))?;
+                    let result = decode_push_result(text)
+                        .map_or(ResultLookup::Unreadable, |result| {
+                            ResultLookup::Found(Arc::new(result))
+                        });
+                    let of = found.get_mut(*at).ok_or_else(lost)?;
+                    of.results.insert(key, result);
+                }
+                _ => {
+                    let (at, key) = tombstones.get(at).ok_or_else(lost)?;
+                    let of = found.get_mut(*at).ok_or_else(lost)?;
+                    of.tombstones.insert(key, seq()?);
+                }
             }
         }
-        Ok(())
+        Answers::Rows(keys) => {
+            let (at, key) = keys.get(place(0)?).ok_or_else(lost)?;
+            let of = found.get_mut(*at).ok_or_else(lost)?;
+            of.rows.insert(key, Arc::new(stored_row(row, 1)?));
+        }
+        Answers::Children(keys) => {
+            let (at, key) = keys.get(place(0)?).ok_or_else(lost)?;
+            // By primary key there is no row id among the columns: it is the parent's.
+            let (row_id, start) = if row.len() == 5 {
+                (Arc::clone(&key.parent_row), 1)
+            } else {
+                let row_id: &str = row.try_get(1).map_err(during(context))?;
+                (row_id.into(), 2)
+            };
+            let child = RowKey {
+                table: key.child,
+                row_id,
+            };
+            let of = found.get_mut(*at).ok_or_else(lost)?;
+            of.children
+                .entry(key)
+                .or_default()
+                .push((child, Arc::new(stored_row(row, start)?)));
+        }
     }
+    Ok(())
+}
 
+impl Collected<'_> {
     /// One entry per key that was asked for.
     fn answer(mut self, needs: &Needs) -> Fetched {
         let rows = needs.rows.iter().map(|key| {
@@ -377,7 +404,7 @@ impl<'a> Collected<'a> {
             (key.clone(), rows)
         });
         Fetched {
-            max: CommitSeq(0),
+            max: self.max,
             rows,
             results,
             children: children.collect(),

@@ -1,0 +1,494 @@
+//! Group commits on their way to the database. What waits at the same time, of
+//! different partitions, becomes one transaction: one round trip and one flush for
+//! all of them. What fails there is written again by itself, so that every failure
+//! is its own batch's.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bb8::Pool;
+use tidegate_engine::model::CommitBatch;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedRwLockReadGuard, oneshot};
+
+use super::batch::Encoded;
+use super::commit::{self, Transaction};
+use super::connection::Manager;
+use super::driver::Driver;
+use super::plan::Plan;
+use super::turns::Turns;
+use crate::error::{CommitError, StoreError};
+
+/// Transactions under way, those apart that wait for somebody's locks: while one
+/// waits for the disk the database works on the other.
+const TRANSACTIONS: usize = 2;
+/// Commits and client records that a shared transaction carries, at most.
+const SHARED_ENTRIES: usize = 2_000;
+/// A batch beyond that is a transaction of its own: nobody else waits for it.
+const LARGE_BYTES: usize = 256 * 1024;
+const LARGE_ROWS: usize = 500;
+/// A transaction of its own that takes longer waits for somebody: the next one
+/// begins beside it.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+struct Waiting {
+    encoded: Encoded,
+    plan: Arc<Plan>,
+    reply: oneshot::Sender<Result<(), CommitError>>,
+    /// Closing the store waits for it.
+    guard: OwnedRwLockReadGuard<()>,
+}
+
+/// The batches that no transaction has taken yet.
+#[derive(Clone)]
+pub(super) struct Writer(Arc<Turns<Waiting>>);
+
+impl Writer {
+    pub(super) fn new() -> Self {
+        Self(Turns::new(TRANSACTIONS))
+    }
+
+    /// Writes a batch. A caller that stops waiting does not stop the write.
+    pub(super) async fn write(
+        &self,
+        driver: &Driver,
+        pool: Pool<Manager>,
+        plan: Arc<Plan>,
+        batch: Arc<CommitBatch>,
+        guard: OwnedRwLockReadGuard<()>,
+    ) -> Result<(), CommitError> {
+        let encoded = Encoded::new(&plan, batch)?;
+        let (reply, answer) = oneshot::channel();
+        let waiting = Waiting {
+            encoded,
+            plan,
+            reply,
+            guard,
+        };
+        let work = Work {
+            pool,
+            driver: driver.handle(),
+        };
+        if waiting.stands_alone() {
+            driver.spawn(async move { work.alone(waiting).await });
+        } else if let Some(mut turn) = self.0.ask(waiting) {
+            driver.spawn(async move {
+                while let Some(waiting) = turn.next() {
+                    work.serve(waiting).await;
+                }
+            });
+        }
+        // Without an answer its task came to an end it did not expect.
+        answer
+            .await
+            .unwrap_or_else(|lost| Err(CommitError::OutcomeUnknown(Box::new(lost))))
+    }
+}
+
+impl Waiting {
+    /// Whether the batch takes so long, or may fail in so many ways, that no other
+    /// one should share its transaction.
+    fn stands_alone(&self) -> bool {
+        let batch = &self.encoded.batch;
+        batch.advance.is_some() || batch.rows.len() > LARGE_ROWS || self.bytes() > LARGE_BYTES
+    }
+
+    fn bytes(&self) -> usize {
+        let changes = self.encoded.batch.commits.iter();
+        changes
+            .flat_map(|commit| &commit.changes)
+            .map(tidegate_engine::model::LoggedChange::bytes)
+            .sum()
+    }
+
+    fn entries(&self) -> usize {
+        let batch = &self.encoded.batch;
+        batch.commits.len() + batch.results.len() + batch.clients.len()
+    }
+
+    /// Whether both may be in one transaction: their gates are one call.
+    fn agrees_with(&self, other: &Self) -> bool {
+        let (ours, theirs) = (&self.encoded.batch, &other.encoded.batch);
+        Arc::ptr_eq(&self.plan, &other.plan)
+            && ours.writer_version == theirs.writer_version
+            && (Arc::ptr_eq(&ours.declared, &theirs.declared) || ours.declared == theirs.declared)
+    }
+}
+
+/// Divides what waits into transactions: each of batches that agree, no partition
+/// twice, in the order of the partitions' names.
+fn transactions(waiting: Vec<Waiting>) -> Vec<Vec<Waiting>> {
+    let mut all: Vec<(Vec<Waiting>, HashSet<String>, usize)> = Vec::new();
+    for one in waiting {
+        let partition = one.encoded.batch.partition.as_str().to_owned();
+        let entries = one.entries();
+        let place = all.iter_mut().find(|(group, partitions, used)| {
+            *used + entries <= SHARED_ENTRIES
+                && !partitions.contains(&partition)
+                && group.first().is_none_or(|first| first.agrees_with(&one))
+        });
+        match place {
+            Some((group, partitions, used)) => {
+                group.push(one);
+                partitions.insert(partition);
+                *used += entries;
+            }
+            None => all.push((vec![one], HashSet::from([partition]), entries)),
+        }
+    }
+    all.into_iter()
+        .map(|(mut group, ..)| {
+            group.sort_by(|a, b| a.encoded.batch.partition.cmp(&b.encoded.batch.partition));
+            group
+        })
+        .collect()
+}
+
+/// What a turn works with.
+#[derive(Clone)]
+struct Work {
+    pool: Pool<Manager>,
+    driver: Handle,
+}
+
+impl Work {
+    async fn serve(&self, waiting: Vec<Waiting>) {
+        for mut group in transactions(waiting) {
+            match (group.pop(), group.is_empty()) {
+                (None, _) => {}
+                (Some(only), true) => {
+                    let task = self.spawn_alone(only);
+                    // What waits for somebody's lock does so beside the others.
+                    let _ = tokio::time::timeout(PATIENCE, task).await;
+                }
+                (Some(last), false) => {
+                    group.push(last);
+                    self.together(group).await;
+                }
+            }
+        }
+    }
+
+    fn spawn_alone(&self, one: Waiting) -> tokio::task::JoinHandle<()> {
+        let work = self.clone();
+        self.driver.spawn(async move { work.alone(one).await })
+    }
+
+    async fn alone(&self, one: Waiting) {
+        let outcome = match super::take(&self.pool).await {
+            Ok(mut lease) => {
+                commit::write(&mut lease, &one.plan, &one.encoded, Transaction::Fresh).await
+            }
+            Err(error) => Err(error.into()),
+        };
+        drop(one.guard);
+        // A caller that stopped waiting is not told.
+        let _ = one.reply.send(outcome);
+    }
+
+    async fn together(&self, group: Vec<Waiting>) {
+        let Some(plan) = group.first().map(|one| Arc::clone(&one.plan)) else {
+            return;
+        };
+        let (mut encoded, mut rest) = (Vec::new(), Vec::new());
+        for one in group {
+            encoded.push(one.encoded);
+            rest.push((one.plan, one.reply, one.guard));
+        }
+        let outcome = match super::take(&self.pool).await {
+            Ok(mut lease) => commit::write_together(&mut lease, &plan, &encoded).await,
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok(()) => {
+                for (_, reply, guard) in rest {
+                    drop(guard);
+                    let _ = reply.send(Ok(()));
+                }
+            }
+            // Whether they stand, the stored results of each partition say.
+            Err(CommitError::OutcomeUnknown(cause)) => {
+                let cause = Arc::new(cause);
+                for (_, reply, guard) in rest {
+                    drop(guard);
+                    let error = CommitError::OutcomeUnknown(Box::new(Shared(Arc::clone(&cause))));
+                    let _ = reply.send(Err(error));
+                }
+            }
+            // Nothing was written. Somebody's failure or lock; each finds out by itself.
+            Err(_) => {
+                for (encoded, (plan, reply, guard)) in encoded.into_iter().zip(rest) {
+                    self.spawn_alone(Waiting {
+                        encoded,
+                        plan,
+                        reply,
+                        guard,
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// A cause that several batches have in common.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Shared(Arc<crate::error::Source>);
+
+/// What is not there because its task ended early.
+pub(super) fn lost() -> StoreError {
+    StoreError::Unavailable("a storage task was given up".into())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Instant;
+
+    use tidegate_engine::schema::Schema;
+    use tidegate_test_postgres::Database;
+    use tokio_postgres::{Client, NoTls};
+
+    use super::*;
+    use crate::Store as _;
+    use crate::contract::fixture::{NOTES, batch, compile, document, note, put};
+    use crate::postgres::{PostgresOptions, PostgresStore};
+
+    type Answer = oneshot::Receiver<Result<(), CommitError>>;
+
+    struct World {
+        store: Arc<PostgresStore>,
+        schema: Arc<Schema>,
+        watch: Client,
+        database: Database,
+    }
+
+    impl World {
+        async fn new() -> Self {
+            let database = Database::create().unwrap();
+            let store = PostgresStore::connect(PostgresOptions::new(database.url()))
+                .await
+                .unwrap();
+            let schema = compile(&document());
+            store
+                .ensure_schema(Arc::clone(&schema), &[], 1)
+                .await
+                .unwrap();
+            let watch = connect(&database).await;
+            Self {
+                store,
+                schema,
+                watch,
+                database,
+            }
+        }
+
+        fn work(&self) -> Work {
+            Work {
+                pool: self.store.pools().unwrap().short,
+                driver: self.store.driver.handle(),
+            }
+        }
+
+        /// A batch of one note that waits to be written, and its answer.
+        async fn waiting(&self, partition: &str, expected: i64, size: i64) -> (Waiting, Answer) {
+            let note = note(&format!("n{expected}"), "l1", "o1", Some(size));
+            let batch = batch(&self.schema, partition, expected, &[vec![put(NOTES, note)]]);
+            let plan = self.store.plan().unwrap();
+            let (reply, answer) = oneshot::channel();
+            let waiting = Waiting {
+                encoded: Encoded::new(&plan, Arc::new(batch)).unwrap(),
+                plan,
+                reply,
+                guard: Arc::clone(&self.store.writes).read_owned().await,
+            };
+            (waiting, answer)
+        }
+
+        async fn many(&self, batches: &[(&str, i64, i64)]) -> (Vec<Waiting>, Vec<Answer>) {
+            let (mut all, mut answers) = (Vec::new(), Vec::new());
+            for (partition, expected, size) in batches {
+                let (waiting, answer) = self.waiting(partition, *expected, *size).await;
+                all.push(waiting);
+                answers.push(answer);
+            }
+            (all, answers)
+        }
+
+        async fn count(&self, sql: &str) -> i64 {
+            self.watch.query_one(sql, &[]).await.unwrap().get(0)
+        }
+    }
+
+    async fn connect(database: &Database) -> Client {
+        let (client, connection) = tokio_postgres::connect(&database.url(), NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        client
+    }
+
+    async fn until(client: &Client, query: &str) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !client
+            .query_one(query, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+        {
+            assert!(Instant::now() < deadline, "never true: {query}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn batches_of_several_partitions_are_one_transaction() {
+        let world = World::new().await;
+        let (all, answers) = world.many(&[("b", 0, 1), ("c", 0, 1), ("a", 0, 1)]).await;
+        world.work().serve(all).await;
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+        let commits = "SELECT count(*) FROM sync_commits";
+        assert_eq!(world.count(commits).await, 3);
+        let transactions = "SELECT count(DISTINCT xmin::text) FROM sync_commits";
+        assert_eq!(world.count(transactions).await, 1);
+        let rows = "SELECT count(*) FROM notes JOIN sync_row_scopes AS s
+            ON s.partition=_sync_partition AND s.row_id=_sync_row_id WHERE s.var='list_id'";
+        assert_eq!(world.count(rows).await, 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn two_batches_of_one_partition_are_never_in_one_transaction() {
+        let world = World::new().await;
+        let (all, _answers) = world
+            .many(&[("a", 0, 1), ("a", 1, 2), ("b", 0, 1), ("a", 2, 3)])
+            .await;
+        let groups: Vec<Vec<String>> = transactions(all)
+            .iter()
+            .map(|group| {
+                let names = group
+                    .iter()
+                    .map(|one| one.encoded.batch.partition.to_string());
+                names.collect()
+            })
+            .collect();
+        assert_eq!(groups, [vec!["a", "b"], vec!["a"], vec!["a"]]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_refusal_of_one_partition_leaves_the_others_committed() {
+        let world = World::new().await;
+        world
+            .work()
+            .serve(world.many(&[("unique", 0, 7)]).await.0)
+            .await;
+        world
+            .watch
+            .batch_execute("INSERT INTO sync_writer_fence VALUES ('fenced', 99)")
+            .await
+            .unwrap();
+        let (all, answers) = world
+            .many(&[
+                ("fenced", 0, 1),
+                ("good", 0, 1),
+                ("stale", 5, 1),
+                // Its size is unique in the partition, and taken.
+                ("unique", 1, 7),
+                ("well", 0, 1),
+            ])
+            .await;
+        world.work().serve(all).await;
+        let mut outcomes = Vec::new();
+        for answer in answers {
+            outcomes.push(answer.await.unwrap());
+        }
+        assert!(
+            matches!(
+                outcomes[..],
+                [
+                    Err(CommitError::FenceRejected),
+                    Ok(()),
+                    Err(CommitError::SequenceMoved),
+                    Err(CommitError::Constraint { key: Some(_) }),
+                    Ok(()),
+                ]
+            ),
+            "{outcomes:?}"
+        );
+        let written = "SELECT count(*) FROM sync_commits WHERE partition IN ('good', 'well')";
+        assert_eq!(world.count(written).await, 2);
+        assert_eq!(world.count("SELECT count(*) FROM sync_commits").await, 3);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_foreign_lock_on_one_partition_does_not_stall_the_others() {
+        let world = World::new().await;
+        let first = [("a", 0, 1), ("b", 0, 1), ("held", 0, 1)];
+        world.work().serve(world.many(&first).await.0).await;
+        let other = connect(&world.database).await;
+        other
+            .batch_execute("BEGIN; SELECT 1 FROM sync_partitions WHERE partition='held' FOR UPDATE")
+            .await
+            .unwrap();
+        let next = [("a", 1, 2), ("b", 1, 2), ("held", 1, 2)];
+        let (all, mut answers) = world.many(&next).await;
+        let mut held = answers.pop().unwrap();
+        world.work().serve(all).await;
+        for answer in answers {
+            answer.await.unwrap().unwrap();
+        }
+        // So does a batch that has the turn to itself.
+        let (alone, mut waits) = world.waiting("held", 1, 3).await;
+        world.work().serve(vec![alone]).await;
+        let (free, answer) = world.waiting("a", 2, 3).await;
+        world.work().serve(vec![free]).await;
+        answer.await.unwrap().unwrap();
+        assert!(held.try_recv().is_err() && waits.try_recv().is_err());
+        other.batch_execute("COMMIT").await.unwrap();
+        let outcomes = [held.await.unwrap(), waits.await.unwrap()];
+        let written = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        assert_eq!(written, 1, "{outcomes:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_unknown_outcome_is_told_to_every_partition_of_the_transaction() {
+        let world = World::new().await;
+        world
+            .watch
+            .batch_execute(
+                "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS
+                   'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';
+                 CREATE CONSTRAINT TRIGGER hangs AFTER INSERT ON sync_commits
+                   DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hang()",
+            )
+            .await
+            .unwrap();
+        let (all, answers) = world.many(&[("a", 0, 1), ("b", 0, 1)]).await;
+        let work = world.work();
+        let serving = tokio::spawn(async move { work.serve(all).await });
+        let sleeping =
+            "FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'";
+        until(&world.watch, &format!("SELECT count(*) = 1 {sleeping}")).await;
+        world
+            .watch
+            .query(&format!("SELECT pg_terminate_backend(pid) {sleeping}"), &[])
+            .await
+            .unwrap();
+        serving.await.unwrap();
+        for answer in answers {
+            let outcome = answer.await.unwrap();
+            assert!(
+                matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
+                "{outcome:?}"
+            );
+        }
+        // Each partition's stored results say what became of its batch: nothing.
+        assert_eq!(
+            world.count("SELECT count(*) FROM sync_push_results").await,
+            0
+        );
+        assert_eq!(world.count("SELECT count(*) FROM sync_partitions").await, 0);
+    }
+}
