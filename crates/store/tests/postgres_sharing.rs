@@ -60,7 +60,7 @@ async fn a_shared_preamble_is_never_older_than_the_request() {
         async move { store.read_gate(&p("p")).await.unwrap() }
     });
     holder
-        .batch_execute("SELECT pg_sleep(0); SELECT pg_advisory_unlock(7)")
+        .batch_execute("SELECT pg_advisory_unlock(7)")
         .await
         .unwrap();
     assert_eq!(early.await.unwrap().bounds.max, CommitSeq(0));
@@ -71,6 +71,30 @@ async fn a_shared_preamble_is_never_older_than_the_request() {
         assert_eq!(late.bounds.max, CommitSeq(5));
     }
     assert_eq!(gate.await.unwrap().1.max, CommitSeq(5));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_read_that_hangs_does_not_hold_up_those_that_ask_later() {
+    let database = Postgres::new();
+    let store = database.store().await;
+    prepare(&store).await;
+    preamble(&store, "device").await.unwrap();
+    let (holder, watch) = (database.connect().await, database.connect().await);
+    holder.batch_execute(STOPPING_CLIENTS).await.unwrap();
+    holder
+        .batch_execute("SELECT pg_advisory_lock(7)")
+        .await
+        .unwrap();
+    let hanging = preamble(&store, "device");
+    until_waiting(&watch, 1).await;
+    // It looks at no client.
+    store.read_gate(&p("p")).await.unwrap();
+    assert!(!hanging.is_finished());
+    holder
+        .batch_execute("SELECT pg_advisory_unlock(7)")
+        .await
+        .unwrap();
+    hanging.await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

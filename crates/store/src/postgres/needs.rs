@@ -2,6 +2,7 @@
 //! that wait at the same time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bb8::Pool;
 use tidegate_engine::PartitionId;
@@ -12,7 +13,7 @@ use super::connection::Manager;
 use super::driver::Driver;
 use super::plan::Plan;
 use super::read;
-use super::turns::Turns;
+use super::turns::{Turns, patiently};
 use super::writer::lost;
 use crate::error::StoreError;
 
@@ -20,6 +21,9 @@ use crate::error::StoreError;
 const READS: usize = 2;
 /// Rows and results that are read together, at most.
 const SHARED_KEYS: usize = 4_000;
+
+/// A read that takes longer no longer holds up the next one.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 struct Waiting {
     plan: Arc<Plan>,
@@ -68,7 +72,8 @@ impl NeedsReader {
         } else if let Some(mut turn) = self.0.ask(waiting) {
             driver.spawn(async move {
                 while let Some(waiting) = turn.next() {
-                    serve(&pool, waiting).await;
+                    let pool = pool.clone();
+                    patiently(PATIENCE, async move { serve(&pool, waiting).await }).await;
                 }
             });
         }

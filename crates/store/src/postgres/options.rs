@@ -17,8 +17,8 @@ pub struct PostgresOptions {
     /// `postgres://user:password@host:port/database?sslmode=…&sslrootcert=…`.
     /// `sslmode` is one of disable, prefer, require (encrypted, the server not
     /// verified unless `sslrootcert` is given), verify-ca and verify-full (both
-    /// verify the certificate and the name; against `sslrootcert`, or the
-    /// system's roots).
+    /// verify the certificate and the name, which is stricter than other clients'
+    /// verify-ca; against `sslrootcert`, or the system's roots).
     pub url: String,
     /// Connections for short work, at most.
     pub pool_size: u32,

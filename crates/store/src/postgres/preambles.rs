@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bb8::Pool;
 use tidegate_engine::gate::{GateToken, PendingCheckpoint};
@@ -19,7 +20,7 @@ use super::connection::{Manager, Session};
 use super::driver::Driver;
 use super::failure::during;
 use super::read::{client_record, schema_version};
-use super::turns::Turns;
+use super::turns::{Turns, patiently};
 use super::writer::lost;
 use crate::error::StoreError;
 use crate::preamble::{Found, View};
@@ -47,6 +48,8 @@ pub(super) const PREAMBLES: &str = "SELECT k.position, p.max_commit_seq, p.horiz
    FROM sync_clients WHERE partition=k.partition AND client_id=k.client LIMIT 1) AS c";
 
 const CONTEXT: &str = "reading a preamble";
+/// A read that takes longer no longer holds up the next one.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a request wants to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +87,8 @@ impl Preambles {
         if let Some(mut turn) = self.0.ask(Waiting { question, reply }) {
             driver.spawn(async move {
                 while let Some(waiting) = turn.next() {
-                    serve(&pool, waiting).await;
+                    let pool = pool.clone();
+                    patiently(PATIENCE, async move { serve(&pool, waiting).await }).await;
                 }
             });
         }

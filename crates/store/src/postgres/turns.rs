@@ -1,7 +1,9 @@
 //! Work that many callers share: all that wait when a turn begins are served by it
 //! together. Nobody is served by a turn that began before it asked.
 
+use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -83,6 +85,15 @@ impl<Q> Drop for Turn<Q> {
             std::mem::take(&mut state.waiting)
         };
         drop(lost);
+    }
+}
+
+/// Waits for a turn's work, but not for ever: what takes longer than `patience` (a
+/// connection that is cut off, somebody's lock) goes on beside the next turn.
+pub(super) async fn patiently(patience: Duration, work: impl Future<Output = ()> + Send + 'static) {
+    let mut work = Box::pin(work);
+    if tokio::time::timeout(patience, &mut work).await.is_err() {
+        tokio::spawn(work);
     }
 }
 
