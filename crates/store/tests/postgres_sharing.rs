@@ -24,7 +24,7 @@ fn preamble(store: &Arc<PostgresStore>, client: &'static str) -> JoinHandle<Prea
     let store = Arc::clone(store);
     let touch = Touch {
         now_ms: 1,
-        new_epoch: "e".into(),
+        new_epoch: Arc::new(|| Ok("e".into())),
         refresh_after_ms: 1_000,
     };
     tokio::spawn(async move {
@@ -124,7 +124,7 @@ async fn requests_that_share_a_read_get_their_own_answers() {
         let store = Arc::clone(&store);
         let touch = Touch {
             now_ms: 1,
-            new_epoch: "unused".into(),
+            new_epoch: Arc::new(|| Ok("unused".into())),
             refresh_after_ms: 1_000,
         };
         tokio::spawn(async move {
