@@ -124,7 +124,10 @@ pub(super) async fn rows(
     for (table, keys) in by_table {
         let ids: Vec<&str> = keys.iter().map(|key| &*key.row_id).collect();
         let rows = session
-            .query(&plan.table(table).1.select, &[&partition, &ids])
+            .query(
+                &plan.table(table).1.select,
+                &[&vec![partition; ids.len()], &ids],
+            )
             .await
             .map_err(during(context))?;
         for row in &rows {
