@@ -9,6 +9,7 @@ use ssp2::{OperationResult, ScopeLists, ScopeValues, Value, WireVersion};
 
 use crate::backfill::checkpoint::Advance;
 use crate::ids::{ActorId, ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
+use crate::push::PlannedReaction;
 
 /// Identity of a row inside a partition.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,9 +174,43 @@ pub struct CommitBatch {
     pub rows: Vec<RowWrite>,
     /// Client records to upsert.
     pub clients: Vec<ClientRecord>,
+    /// Reactions that the host planned for the commits, each due at once (§6.9).
+    pub reactions: Vec<QueuedReaction>,
     /// The checkpoint that a backfill page advances. Superseded = nothing of the
     /// batch is written.
     pub advance: Option<PageAdvance>,
+}
+
+/// A row of `sync_reactions` as it begins: pending, never attempted (§6.9).
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueuedReaction {
+    /// JSON of `[partition, clientId, clientCommitId, key]`.
+    pub idempotency_key: String,
+    /// What the host planned.
+    pub planned: PlannedReaction,
+    /// The commit it follows.
+    pub source: Arc<LoggedCommit>,
+}
+
+impl QueuedReaction {
+    /// A planned reaction of a commit in `partition`.
+    pub fn new(
+        partition: &PartitionId,
+        source: &Arc<LoggedCommit>,
+        planned: PlannedReaction,
+    ) -> Self {
+        let key = serde_json::json!([
+            partition.as_str(),
+            source.client_id.as_str(),
+            &*source.client_commit_id,
+            planned.key
+        ]);
+        Self {
+            idempotency_key: key.to_string(),
+            planned,
+            source: Arc::clone(source),
+        }
+    }
 }
 
 /// The advance that goes with a backfill page, in its own transaction

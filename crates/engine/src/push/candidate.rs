@@ -8,12 +8,13 @@ use ssp2::Value;
 
 use crate::ids::{CommitSeq, PartitionId, SchemaVersion, TableId};
 use crate::model::{
-    ChildRows, ChildrenKey, CommitBatch, Fetched, LoggedCommit, Needs, ResultKey, ResultLookup,
-    RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
+    ChildRows, ChildrenKey, CommitBatch, Fetched, LoggedCommit, Needs, QueuedReaction, ResultKey,
+    ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
 };
 
 use crate::schema::Schema;
 
+use super::hooks::PlannedReaction;
 use super::unique::{Before, UniqueEntries};
 
 /// A row as the batch leaves it so far.
@@ -79,6 +80,7 @@ pub struct Candidate {
     children: HashMap<ChildrenOf, KnownChildren>,
     staged: BTreeMap<RowKey, Staged>,
     unique: UniqueEntries,
+    reactions: Vec<QueuedReaction>,
     commits: Vec<Arc<LoggedCommit>>,
     decided: Vec<(ResultKey, Arc<StoredPushResult>)>,
 }
@@ -94,6 +96,7 @@ impl Candidate {
             children: HashMap::new(),
             staged: BTreeMap::new(),
             unique: UniqueEntries::default(),
+            reactions: Vec::new(),
             commits: Vec::new(),
             decided: Vec::new(),
         }
@@ -241,6 +244,7 @@ impl Candidate {
             results: self.decided,
             rows,
             clients: Vec::new(),
+            reactions: self.reactions,
             advance: None,
         }
     }
@@ -277,6 +281,7 @@ impl Candidate {
         schema: &Schema,
         key: ResultKey,
         (result, commit): (Arc<StoredPushResult>, Arc<LoggedCommit>),
+        reactions: &[PlannedReaction],
         overlay: BTreeMap<RowKey, Staged>,
     ) {
         let (staged, rows) = (&self.staged, &self.rows);
@@ -285,6 +290,11 @@ impl Candidate {
             staged.or_else(|| rows.get(key).map(Before::Read))
         });
         self.staged.extend(overlay);
+        self.reactions.extend(
+            reactions
+                .iter()
+                .map(|planned| QueuedReaction::new(&self.partition, &commit, planned.clone())),
+        );
         self.commits.push(commit);
         self.record(key, result);
     }

@@ -167,7 +167,7 @@ pub fn decide(env: &PushEnv<'_>, candidate: &mut Candidate, push: &PushInput<'_>
                 changes,
             });
             let accepted = (Arc::clone(&result), Arc::clone(&commit));
-            candidate.accept(env.schema, key, accepted, overlay);
+            candidate.accept(env.schema, key, accepted, &reactions, overlay);
             return Step::Done(Decision::Applied {
                 result,
                 commit,

@@ -218,6 +218,7 @@ pub fn batch(
         results: Vec::new(),
         rows: Vec::new(),
         clients: Vec::new(),
+        reactions: Vec::new(),
         advance: None,
     };
     for (seq, ops) in (expected_max + 1..).zip(commits) {

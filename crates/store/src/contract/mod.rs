@@ -106,6 +106,8 @@ macro_rules! contract_tests {
             a_run_without_migration_has_no_steps);
     };
     (sql, $harness:path) => {
+        $crate::contract_tests!(@each $harness, writes:
+            reactions_wait_with_the_commit_they_follow_or_not_at_all);
         $crate::contract_tests!(@each $harness, checkpoints:
             the_fence_refuses_older_writers,
             a_fence_refusal_fails_only_its_partition,

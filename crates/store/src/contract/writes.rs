@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use futures_util::future::join;
 use ssp2::Value;
-use tidegate_engine::model::{ChildrenKey, Needs, ResultLookup, RowState};
+use tidegate_engine::model::{ChildrenKey, Needs, QueuedReaction, ResultLookup, RowState};
+use tidegate_engine::push::PlannedReaction;
 use tidegate_engine::{CommitSeq, SchemaVersion};
 
 use super::Harness;
@@ -420,4 +421,66 @@ pub async fn children_are_found_through_references(harness: &dyn Harness) {
     assert_eq!(found(children("a", 2)).await, ["1", "10"]);
     assert_eq!(found(children("b", 100)).await, ["2"]);
     assert!(found(children("none", 100)).await.is_empty());
+}
+
+pub async fn reactions_wait_with_the_commit_they_follow_or_not_at_all(harness: &dyn Harness) {
+    let schema = compile(&document());
+    let store = ready(harness).await;
+    let with_reactions = |expected: i64| {
+        let mut batch = batch(&schema, "p", expected, &one_note());
+        let source = Arc::clone(&batch.commits[0]);
+        for key in ["a", "quo\"ted"] {
+            let planned = PlannedReaction {
+                key: key.to_owned(),
+                kind: "mail.send".to_owned(),
+                version: 3,
+                payload: serde_json::json!({"to": ["ada"]}),
+                max_attempts: 10,
+            };
+            batch
+                .reactions
+                .push(QueuedReaction::new(&p("p"), &source, planned));
+        }
+        Arc::new(batch)
+    };
+    let refused = store.commit_batch(with_reactions(7)).await;
+    assert!(matches!(refused, Err(CommitError::SequenceMoved)));
+    let waiting = "SELECT idempotency_key, type, version, payload, source_client_id,
+           source_client_commit_id, source_commit_seq, created_at_ms, available_at_ms, status,
+           attempts, max_attempts, lease_owner, last_failure
+         FROM sync_reactions ORDER BY 1";
+    assert!(rows(harness, waiting).await.is_empty());
+    store.commit_batch(with_reactions(0)).await.unwrap();
+    let found = rows(harness, waiting).await;
+    let expected = |key: &str| {
+        [
+            key,
+            "mail.send",
+            "3",
+            r#"{"to":["ada"]}"#,
+            "device",
+            "c1",
+            "1",
+            "1000",
+            "1000",
+            "pending",
+            "0",
+            "10",
+            "NULL",
+            "NULL",
+        ]
+        .map(str::to_owned)
+    };
+    // Postgres spells a stored document with spaces.
+    let found: Vec<Vec<String>> = found
+        .into_iter()
+        .map(|row| row.iter().map(|cell| cell.replace(": ", ":")).collect())
+        .collect();
+    assert_eq!(
+        found,
+        [
+            expected(r#"["p","device","c1","a"]"#),
+            expected(r#"["p","device","c1","quo\"ted"]"#),
+        ]
+    );
 }

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use ssp2::{ColumnType, Value};
 use tidegate_engine::TableId;
 use tidegate_engine::model::{
-    ClientRecord, CommitBatch, LoggedChange, LoggedCommit, RowKey, RowWrite, StoredRow,
+    ClientRecord, CommitBatch, LoggedChange, LoggedCommit, QueuedReaction, RowKey, RowWrite,
+    StoredRow,
 };
 use tidegate_engine::push::encode_push_result;
 use tokio_postgres::types::ToSql;
@@ -103,6 +104,12 @@ pub(super) const CLEAR_TOMBSTONES: &str = "DELETE FROM sync_tombstones WHERE cur
 const TOMBSTONES: &str = "INSERT INTO sync_tombstones(partition, tbl, row_id, commit_seq)
  SELECT u.partition, u.tbl, u.id, u.seq FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS u(partition, tbl, id, seq)
  WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT (partition, tbl, row_id) DO UPDATE SET commit_seq=excluded.commit_seq";
+/// Pending, never attempted, due at once (§6.9).
+const REACTIONS: &str = "INSERT INTO sync_reactions(partition, idempotency_key, type, version, payload, source_client_id, source_client_commit_id, source_commit_seq, created_at_ms, available_at_ms, status, attempts, max_attempts)
+ SELECT u.partition, u.key, u.kind, u.version, u.payload::jsonb, u.client, u.commit, u.seq, u.at, u.at, 'pending', 0, u.attempts
+ FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::text[], $6::text[], $7::text[], $8::bigint[], $9::bigint[], $10::int[])
+   AS u(partition, key, kind, version, payload, client, commit, seq, at, attempts)
+ WHERE current_setting('tidegate.tx', true)='1'";
 /// A record bound to another actor stays as it is.
 const CLIENTS: &str = "INSERT INTO sync_clients(partition, client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms)
  SELECT u.partition, u.client, u.actor, u.wire, u.cursor, u.subscriptions::jsonb, u.at
@@ -127,7 +134,11 @@ impl Encoded {
             .iter()
             .map(|(_, result)| encode_push_result(result))
             .collect();
-        if !results.iter().all(|result| accepted::jsonb(result)) {
+        let reactions = batch
+            .reactions
+            .iter()
+            .all(|queued| accepted::jsonb(&queued.planned.payload.to_string()));
+        if !reactions || !results.iter().all(|result| accepted::jsonb(result)) {
             return Err(CommitError::Constraint { key: None });
         }
         Ok(Self { batch, results })
@@ -259,6 +270,7 @@ pub(super) fn steps<'a>(plan: &'a Plan, all: &'a [Encoded]) -> Vec<Step<'a>> {
     deletes(plan, all, &mut steps);
     let entries = indexes(plan, all, &mut steps);
     steps.push(log(plan, all, &entries));
+    steps.extend(reactions(all));
     let records: Vec<(&str, &ClientRecord)> = all
         .iter()
         .flat_map(|one| {
@@ -272,6 +284,31 @@ pub(super) fn steps<'a>(plan: &'a Plan, all: &'a [Encoded]) -> Vec<Step<'a>> {
         steps.push(clients(&records));
     }
     steps
+}
+
+fn reactions(all: &[Encoded]) -> Option<Step<'_>> {
+    let queued: Vec<(&str, &QueuedReaction)> = all
+        .iter()
+        .flat_map(|one| {
+            let queued = one.batch.reactions.iter();
+            queued.map(|reaction| (one.partition(), reaction))
+        })
+        .collect();
+    (!queued.is_empty()).then(|| Step {
+        sql: REACTIONS,
+        params: vec![
+            array(&queued, |(partition, _)| *partition),
+            array(&queued, |(_, queued)| queued.idempotency_key.as_str()),
+            array(&queued, |(_, queued)| queued.planned.kind.as_str()),
+            array(&queued, |(_, queued)| queued.planned.version),
+            array(&queued, |(_, queued)| queued.planned.payload.to_string()),
+            array(&queued, |(_, queued)| queued.source.client_id.as_str()),
+            array(&queued, |(_, queued)| &*queued.source.client_commit_id),
+            array(&queued, |(_, queued)| queued.source.seq.0),
+            array(&queued, |(_, queued)| queued.source.created_at_ms),
+            array(&queued, |(_, queued)| queued.planned.max_attempts),
+        ],
+    })
 }
 
 /// A row's entry in the scope index: partition, table, variable, value, row id.

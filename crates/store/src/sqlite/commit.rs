@@ -30,6 +30,7 @@ pub(super) fn write_batch(
         write_commit(connection, plan, batch, commit)?;
     }
     write_results(connection, batch)?;
+    queue_reactions(connection, batch)?;
     write_rows(connection, plan, batch)?;
     record_clients(connection, batch.partition.as_str(), &batch.clients)?;
     Ok(())
@@ -236,6 +237,36 @@ fn write_results(connection: &Connection, batch: &CommitBatch) -> Result<(), Com
         if recorded == 0 {
             return Err(CommitError::SequenceMoved);
         }
+    }
+    Ok(())
+}
+
+/// Reactions wait in the same transaction as the commit they follow (§6.9).
+fn queue_reactions(connection: &Connection, batch: &CommitBatch) -> Result<(), CommitError> {
+    for reaction in &batch.reactions {
+        let (planned, source) = (&reaction.planned, &reaction.source);
+        connection
+            .prepare_cached(
+                "INSERT INTO sync_reactions(partition, idempotency_key, type, version, payload,
+                   source_client_id, source_client_commit_id, source_commit_seq, created_at_ms,
+                   available_at_ms, status, attempts, max_attempts)
+                 VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?9,'pending',0,?10)",
+            )
+            .and_then(|mut statement| {
+                statement.execute(params![
+                    batch.partition.as_str(),
+                    reaction.idempotency_key,
+                    planned.kind,
+                    planned.version,
+                    planned.payload.to_string(),
+                    source.client_id.as_str(),
+                    &*source.client_commit_id,
+                    source.seq.0,
+                    source.created_at_ms,
+                    planned.max_attempts,
+                ])
+            })
+            .map_err(during(CONTEXT))?;
     }
     Ok(())
 }
