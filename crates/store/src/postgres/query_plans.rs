@@ -272,10 +272,7 @@ async fn no_statement_of_a_backfill_scans_a_growing_table() {
             .unwrap();
         for (sql, arguments) in &of_log {
             let plan = explain(&client, sql, arguments).await;
-            assert!(
-                plan.contains("tidegate_changes_by_source"),
-                "{mode}: {plan}"
-            );
+            assert!(plan.contains("sync_changes_"), "{mode}: {plan}");
             assert!(!plan.contains("Seq Scan"), "{mode}: {plan}");
         }
         for (sql, arguments) in &of_rows {

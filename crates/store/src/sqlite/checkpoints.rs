@@ -31,7 +31,7 @@ const COLUMNS: &str =
 pub(super) const COVERAGE: &str = "SELECT
   coalesce((SELECT horizon_seq FROM sync_partitions WHERE partition=?1), 0),
   (SELECT max(newest) FROM (
-     SELECT (SELECT commit_seq FROM sync_changes
+     SELECT (SELECT commit_seq FROM sync_changes INDEXED BY sync_changes_by_table
              WHERE partition=?1 AND tbl=source.value AND commit_seq>?3
              ORDER BY commit_seq DESC LIMIT 1) AS newest
      FROM json_each(?2) AS source))";

@@ -39,7 +39,6 @@ CREATE TABLE IF NOT EXISTS sync_changes(
   PRIMARY KEY(partition, commit_seq, idx)
 );
 CREATE INDEX IF NOT EXISTS sync_changes_by_table ON sync_changes(partition, commit_seq, tbl, idx);
-CREATE INDEX IF NOT EXISTS tidegate_changes_by_source ON sync_changes(partition, tbl, commit_seq);
 CREATE TABLE IF NOT EXISTS sync_change_scopes(
   partition TEXT NOT NULL, tbl TEXT NOT NULL, var TEXT NOT NULL,
   value TEXT NOT NULL, commit_seq INTEGER NOT NULL,

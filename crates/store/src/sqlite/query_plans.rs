@@ -146,7 +146,7 @@ fn no_statement_of_a_backfill_scans_a_growing_table() {
     for sql in by_source {
         let steps = explain(&connection, sql).join("\n");
         assert!(
-            steps.contains("tidegate_changes_by_source (partition=? AND tbl=? AND commit_seq>?"),
+            steps.contains("sync_changes_by_table (partition=? AND commit_seq>?"),
             "{steps}"
         );
     }
