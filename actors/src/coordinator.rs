@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tidegate_engine::SchemaVersion;
 use tidegate_engine::backfill::progress::{Meter, Progress};
 use tidegate_engine::backfill::projection::Projection;
+use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::schema::Schema;
 use tidegate_store::operating::{MigrationPlan, MigrationStep};
 use tidegate_store::{Declaration, MigrationObserver, SchemaOutcome, Store, StoreError};
@@ -20,7 +21,7 @@ use tokio::sync::oneshot;
 use crate::clock::Clock;
 use crate::declared;
 use crate::directory::Directory;
-use crate::failpoint::{NoSteps, Steps, failpoint};
+use crate::failpoint::{NoSteps, Steps, pausing_failpoint};
 
 /// What the coordinator works with.
 pub struct CoordinatorParts {
@@ -165,7 +166,7 @@ impl Shared {
     }
 
     async fn step(&self, step: &'static str) {
-        failpoint(step);
+        pausing_failpoint(step).await;
         self.settings.steps.reached(step).await;
     }
 
@@ -236,12 +237,39 @@ impl Shared {
                 return;
             }
         }
-        if !ready || parts.projections.is_empty() {
+        if !ready {
             return;
         }
-        match declared::refresh(&parts.directory, &*parts.store, &parts.projections).await {
-            Ok(_) | Err(StoreError::CheckpointUnsupported) => {}
+        match self.look_at_checkpoints().await {
+            Ok(undeclared) => self.saw_undeclared(undeclared),
+            Err(StoreError::CheckpointUnsupported) => {}
             Err(error) => tracing::warn!(error = ?error, "checkpoints cannot be read"),
+        }
+    }
+
+    async fn look_at_checkpoints(&self) -> Result<Option<PendingCheckpoint>, StoreError> {
+        let (directory, store) = (&self.parts.directory, &*self.parts.store);
+        if !self.parts.projections.is_empty() {
+            declared::refresh(directory, store, &self.parts.projections).await?;
+        }
+        declared::undeclared(directory, store, self.running()).await
+    }
+
+    /// Another process may declare what this one cannot compute: the gate then refuses
+    /// everybody here, and readiness has to say so.
+    fn saw_undeclared(&self, undeclared: Option<PendingCheckpoint>) {
+        let mut state = self.state.lock();
+        match (undeclared, state.phase) {
+            (Some(pending), MigrationPhase::Ready) => {
+                state.phase = MigrationPhase::BackfillCheckpoint;
+                tracing::error!(
+                    partition = %pending.partition,
+                    name = %pending.name,
+                    "a checkpoint is incomplete that this process does not declare"
+                );
+            }
+            (None, MigrationPhase::BackfillCheckpoint) => state.phase = MigrationPhase::Ready,
+            _ => {}
         }
     }
 

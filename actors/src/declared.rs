@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use tidegate_engine::backfill::checkpoint::Checkpoint;
 use tidegate_engine::backfill::projection::Projection;
+use tidegate_engine::gate::{self, GateRefusal, PendingCheckpoint};
+use tidegate_engine::{PartitionId, SchemaVersion};
 use tidegate_store::{Store, StoreError};
 
 use crate::directory::Directory;
@@ -44,6 +46,26 @@ pub(crate) async fn refresh(
         directory.set_declared(Arc::new(declared));
     }
     Ok(checkpoints)
+}
+
+/// An incomplete checkpoint that this process does not declare: while there is one, the
+/// gate refuses everybody (migrations.md rules 8 and 9).
+///
+/// # Errors
+/// Storage failures.
+pub(crate) async fn undeclared(
+    directory: &Directory,
+    store: &dyn Store,
+    running: SchemaVersion,
+) -> Result<Option<PendingCheckpoint>, StoreError> {
+    // A token names what is pending in every partition, whichever one asks.
+    let (token, _) = store.read_gate(&PartitionId::from("")).await?;
+    Ok(
+        match gate::refusal(&token, running, &directory.declared()) {
+            Some(GateRefusal::CheckpointPending(pending)) => Some(pending),
+            _ => None,
+        },
+    )
 }
 
 /// Runs a declaration while the directory already counts it as declared: between the

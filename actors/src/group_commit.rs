@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ssp2::SyncError;
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
 use tidegate_engine::push::Decision;
@@ -261,7 +260,9 @@ impl GroupCommit {
                 }
                 Err(refusal) => {
                     self.distrust();
-                    return Err(self.refused(refusal));
+                    let error = self.refused(refusal);
+                    let service = &self.partition.service;
+                    return Err(service.explain(&self.partition.id, error).await);
                 }
             }
         }
@@ -324,7 +325,9 @@ impl GroupCommit {
                 }
                 Progress::Failed { at, error } => {
                     // The rest of the batch is decided without it.
-                    self.fail_from(self.entries[undecided[at]].place, error);
+                    let error = error.map_or_else(PushError::internal, PushError::undecidable);
+                    let error = service.explain(&self.partition.id, error).await;
+                    self.fail_from(self.entries[undecided[at]].place, &error);
                     return Ok(Attempt::WithoutOne);
                 }
             }
@@ -380,7 +383,9 @@ impl GroupCommit {
             }
             Err(Missing::Store(error)) => {
                 self.distrust();
-                Err(self.refused(error))
+                let error = self.refused(error);
+                let service = &self.partition.service;
+                Err(service.explain(&self.partition.id, error).await)
             }
         }
     }
@@ -413,8 +418,7 @@ impl GroupCommit {
 
     /// Fails a push from one of its commits on: the server could not decide it. What the
     /// push holds before that commit is decided all the same.
-    fn fail_from(&mut self, place: Place, error: Option<SyncError>) {
-        let error = error.map_or_else(PushError::internal, PushError::undecidable);
+    fn fail_from(&mut self, place: Place, error: &PushError) {
         tracing::error!(partition = %self.partition.id, %error, "a commit cannot be decided");
         for entry in &mut self.entries {
             let later = entry.place.push == place.push && entry.place.commit >= place.commit;

@@ -21,6 +21,7 @@ use tidegate_store::{
 
 use crate::directory::{Directory, PartitionHandle};
 use crate::error::PushError;
+use crate::failpoint::pausing_failpoint;
 use crate::request::{Decisions, PushRequest};
 use crate::tail::Tail;
 
@@ -238,13 +239,24 @@ impl Entry<'_> {
         tables: &ServedTables,
         work: impl AsyncFnOnce(&mut View<'_>) -> Result<T, E>,
     ) -> Result<Verified<T>, E> {
+        pausing_failpoint("gate.before_read").await;
         let snapshot = self.gate.store.snapshot(&self.partition).await;
         let mut view = View {
             snapshot: snapshot.map_err(NotServed::from)?,
             tables,
         };
-        let data = work(&mut view).await?;
+        let worked = work(&mut view).await;
         drop(view);
+        let data = match worked {
+            Ok(data) => data,
+            Err(error) => {
+                // What a migration changed meanwhile may well be unreadable for this version.
+                return Err(match self.verify(tables).await {
+                    Err(NotServed::Refused(refusal)) => NotServed::Refused(refusal).into(),
+                    _ => error,
+                });
+            }
+        };
         let floor = self.verify(tables).await?;
         Ok(Verified { data, floor })
     }
@@ -272,6 +284,7 @@ impl Entry<'_> {
         if cfg!(tidegate_ungated) {
             return Ok(self.floor);
         }
+        pausing_failpoint("gate.before_verify").await;
         let gate = self.gate;
         let (token, bounds) = gate.store.read_gate(&self.partition).await?;
         let declared = gate.directory.declared();

@@ -9,13 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use actix::ArbiterHandle;
 use parking_lot::RwLock;
+use ssp2::ErrorCode;
 use tidegate_engine::PartitionId;
+use tidegate_engine::gate;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::{CommitError, Declared, Store};
 
 use crate::admission::Gauge;
 use crate::clock::Clock;
+use crate::error::PushError;
 use crate::memory::Memory;
 use crate::observer::CommitObserver;
 use crate::partition::Partition;
@@ -92,6 +95,22 @@ impl Service {
             next_arbiter: AtomicUsize::new(0),
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+        }
+    }
+
+    /// The reason of a failure that has none of its own: after another process migrated,
+    /// rows and tables may be unreadable for this version, and that is the gate's to say.
+    pub async fn explain(&self, partition: &PartitionId, error: PushError) -> PushError {
+        if error.error.code != ErrorCode::InternalError {
+            return error;
+        }
+        let Ok((token, _)) = self.store.read_gate(partition).await else {
+            return error;
+        };
+        let declared = Arc::clone(&self.declared.read());
+        match gate::refusal(&token, self.schema.version(), &declared) {
+            Some(refusal) => PushError::not_ready(refusal.into()),
+            None => error,
         }
     }
 

@@ -48,24 +48,36 @@ pub async fn healthz() -> HttpResponse {
         .body(r#"{"status":"ok"}"#)
 }
 
+/// The phase that keeps the gate shut: another process migrated past this one, or declared
+/// what this one cannot compute.
+fn shut(phase: MigrationPhase) -> Option<&'static str> {
+    matches!(
+        phase,
+        MigrationPhase::Newer | MigrationPhase::BackfillCheckpoint
+    )
+    .then(|| phase.as_str())
+}
+
+/// Asks whether the database takes writes.
+async fn storage(service: &Service) -> &'static str {
+    match tokio::time::timeout(PROBE_TIMEOUT, service.check_storage()).await {
+        Ok(Ok(())) => "serving",
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the readiness probe found no database that takes writes");
+            "storage_unavailable"
+        }
+        Err(_) => "storage_unavailable",
+    }
+}
+
 /// Says whether requests should be sent here.
 pub async fn readyz(service: web::Data<Service>) -> HttpResponse {
     let phase = match service.phase.get() {
         Phase::Draining => "draining",
-        // Another process migrated past this one: nothing is served any more.
-        Phase::Serving if service.migration_phase() == MigrationPhase::Newer => {
-            MigrationPhase::Newer.as_str()
-        }
-        Phase::Serving => {
-            match tokio::time::timeout(PROBE_TIMEOUT, service.check_storage()).await {
-                Ok(Ok(())) => "serving",
-                Ok(Err(error)) => {
-                    tracing::warn!(%error, "the readiness probe found no database that takes writes");
-                    "storage_unavailable"
-                }
-                Err(_) => "storage_unavailable",
-            }
-        }
+        Phase::Serving => match shut(service.migration_phase()) {
+            Some(phase) => phase,
+            None => storage(&service).await,
+        },
     };
     let ready = phase == "serving";
     let mut response = if ready {

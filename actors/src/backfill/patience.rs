@@ -8,7 +8,7 @@ use tidegate_store::StoreError;
 use super::Environment;
 use super::run::{Ended, Run};
 use crate::error::PushError;
-use crate::failpoint::failpoint;
+use crate::failpoint::pausing_failpoint;
 
 /// Longest wait for the pace without a look at it.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ impl From<Ended> for Trouble {
 impl Environment {
     /// The work came to a step.
     pub async fn step(&self, step: &'static str) {
-        failpoint(step);
+        pausing_failpoint(step).await;
         self.settings.steps.reached(step).await;
     }
 }

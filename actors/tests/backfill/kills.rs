@@ -75,11 +75,11 @@ fn run(path: &Path, failpoint: Option<&str>) -> ExitStatus {
     command
         .args(["--exact", CHILD, "--ignored"])
         .env(DATABASE, path)
-        .env_remove("TIDEGATE_FAILPOINT")
+        .env_remove("FAILPOINT_OF_TIDEGATE")
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     if let Some(failpoint) = failpoint {
-        command.env("TIDEGATE_FAILPOINT", failpoint);
+        command.env("FAILPOINT_OF_TIDEGATE", failpoint);
     }
     command.status().unwrap()
 }

@@ -7,7 +7,7 @@ mod coordinator;
 mod crashes;
 mod failures;
 mod fragile;
-#[cfg(all(feature = "failpoints", unix))]
+#[cfg(all(debug_assertions, unix))]
 mod kills;
 mod life;
 mod owners;

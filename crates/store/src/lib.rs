@@ -8,6 +8,7 @@ mod checkpoints;
 pub mod contract;
 mod ensured;
 pub mod error;
+pub mod failpoint;
 mod locked;
 #[cfg(feature = "test-store")]
 pub mod memory;

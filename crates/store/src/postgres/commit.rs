@@ -11,6 +11,7 @@ use super::failure::{commit_error, during, ended_session, is_row_constraint};
 use super::pipeline::in_order;
 use super::plan::Plan;
 use crate::error::CommitError;
+use crate::failpoint::pausing_failpoint;
 
 const CONTEXT: &str = "writing a batch";
 
@@ -84,7 +85,9 @@ async fn pipelined(
     }
     futures.push(Box::pin(client.batch_execute("COMMIT")));
     let steps_sent = futures.len();
+    pausing_failpoint("store.batch.before_commit").await;
     let outcomes = in_order(futures).await;
+    pausing_failpoint("store.batch.after_commit").await;
     let commit_sent = outcomes.len() == steps_sent;
     // The driver calls COMMIT of a failed transaction a success: only all
     // successes together are one. What follows the first failure is its echo.

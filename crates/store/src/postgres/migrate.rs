@@ -21,6 +21,7 @@ use super::plan::{META_COLUMNS, Plan, array_type, create_table, quote, sql_type}
 use super::read::schema_version;
 use super::source_rows;
 use crate::error::StoreError;
+use crate::failpoint::pausing_failpoint;
 use crate::migrating::{
     Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
     is_older, judge, reading, verify_tables,
@@ -58,6 +59,7 @@ pub(super) async fn ensure(
             // Nothing precedes it in this transaction.
             run(client, BARRIER).await?;
             observer.step(MigrationStep::BarrierHeld);
+            pausing_failpoint("migrate.barrier_held").await;
         }
         let outcome = inside(client, plan, declarations, now_ms, observer, barrier).await;
         let end = match &outcome {
@@ -65,7 +67,12 @@ pub(super) async fn ensure(
             _ => run(client, "ROLLBACK").await,
         };
         match outcome {
-            Ok(Some(outcome)) => return end.map(|()| outcome),
+            Ok(Some(outcome)) => {
+                if barrier {
+                    pausing_failpoint("migrate.after_commit").await;
+                }
+                return end.map(|()| outcome);
+            }
             // The marker fell since it was read, as after a restore: begin again.
             Ok(None) => end?,
             Err(error) => return Err(error),
@@ -100,9 +107,12 @@ async fn inside(
             for statement in source_rows::byte_order_indexes(client, &plan.schema).await? {
                 run(client, &statement).await?;
             }
+            pausing_failpoint("migrate.before_marker").await;
             publish(client, plan, &migration).await?;
+            pausing_failpoint("migrate.before_declarations").await;
             install(client, &migration.installs, now_ms).await?;
             observer.step(MigrationStep::Publishing);
+            pausing_failpoint("migrate.before_commit").await;
             Ok(Some(SchemaOutcome::Migrated {
                 from: migration.from,
             }))
@@ -445,6 +455,7 @@ async fn execute_steps(
             Step::Run(sql) => {
                 tracing::debug!(sql, "migrating");
                 run(client, sql).await?;
+                pausing_failpoint("migrate.ddl").await;
             }
             Step::Unique(index) => {
                 tracing::debug!(sql = index.sql, "migrating");
@@ -602,6 +613,7 @@ async fn rewrite_rows(
             rows_done,
             rows_total: rows_total.unsigned_abs(),
         });
+        pausing_failpoint("migrate.page").await;
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use super::failure::{during, is_row_constraint, store_error};
 use super::plan::{META_COLUMNS, Plan, create_table, quote, sql_type};
 use super::readers::in_one_view;
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 use crate::migrating::{
     Dialect, Facts, Found, Install, Judged, Migration, Pages, Rewrite, Step, Uniques, describe,
     is_older, judge, reading, verify_tables,
@@ -52,6 +53,7 @@ pub(super) fn ensure(
         .map_err(during(CONTEXT))?;
     if migrates {
         observer.step(MigrationStep::BarrierHeld);
+        failpoint("migrate.barrier_held");
     }
     // What stands behind the barrier is what counts: another process may have
     // migrated while this one waited.
@@ -66,15 +68,21 @@ pub(super) fn ensure(
                 adopt_log(&tx, stored)?;
             }
             execute(&tx, plan, &migration, observer)?;
+            failpoint("migrate.before_marker");
             publish(&tx, plan, &migration)?;
+            failpoint("migrate.before_declarations");
             install(&tx, &migration.installs, now_ms)?;
             observer.step(MigrationStep::Publishing);
+            failpoint("migrate.before_commit");
             SchemaOutcome::Migrated {
                 from: migration.from,
             }
         }
     };
     tx.commit().map_err(during(CONTEXT))?;
+    if migrates {
+        failpoint("migrate.after_commit");
+    }
     Ok(outcome)
 }
 
@@ -351,6 +359,7 @@ fn execute(
             Step::Run(sql) => {
                 tracing::debug!(sql, "migrating");
                 tx.execute_batch(sql).map_err(during(CONTEXT))?;
+                failpoint("migrate.ddl");
             }
             Step::Unique(index) => {
                 tracing::debug!(sql = index.sql, "migrating");
@@ -480,6 +489,7 @@ fn rewrite_rows(
             rows_done,
             rows_total: rows_total.unsigned_abs(),
         });
+        failpoint("migrate.page");
         Ok(())
     })
 }

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::failure::shared_failure;
 use crate::error::StoreError;
+use crate::failpoint::failpoint;
 
 /// Jobs that share a transaction at most, whatever the option says: bounds how
 /// long the first of them waits for its COMMIT.
@@ -285,7 +286,10 @@ fn try_transaction(
     if kept == 0 {
         step("leaving a write transaction", "ROLLBACK")
     } else {
-        step("committing", "COMMIT")
+        failpoint("store.batch.before_commit");
+        let committed = step("committing", "COMMIT");
+        failpoint("store.batch.after_commit");
+        committed
     }
 }
 
