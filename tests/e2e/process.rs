@@ -100,7 +100,8 @@ impl Site {
         self.spawn(command, self.log_file())
     }
 
-    fn log_file(&self) -> File {
+    /// The log of every server here.
+    pub fn log_file(&self) -> File {
         File::options()
             .create(true)
             .append(true)
@@ -113,7 +114,8 @@ impl Site {
         self.spawn(self.command(args), log)
     }
 
-    fn spawn(&self, mut command: Command, log: File) -> Server {
+    /// Runs a command of [`Self::command`] and waits until it says where it listens.
+    pub fn spawn(&self, mut command: Command, log: File) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
