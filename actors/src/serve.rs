@@ -193,6 +193,7 @@ impl Entry<'_> {
     /// # Errors
     /// As there.
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
+        pausing_failpoint("gate.before_push").await;
         self.handle.push(request).await
     }
 

@@ -1,6 +1,5 @@
 //! The process dies at every step of a migration and of a backfill, while clients push; the
 //! next one ends where an uninterrupted one does, and nothing acknowledged is lost.
-#![cfg(debug_assertions)]
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;

@@ -41,7 +41,18 @@ pub struct Plant {
     _copied: Option<Copied>,
 }
 
+fn notes_text() -> String {
+    r#",
+          {"name": "notes", "primaryKey": "id", "columns": [
+            {"name": "id", "type": "string", "nullable": false},
+            {"name": "list_id", "type": "string", "nullable": false},
+            {"name": "text", "type": "string", "nullable": false}],
+            "scopes": [{"pattern": "list:{list_id}"}]}"#
+        .to_owned()
+}
+
 fn schema_text(version: i32) -> String {
+    let notes = notes_text();
     let grown = if version == 1 {
         ""
     } else {
@@ -63,12 +74,7 @@ fn schema_text(version: i32) -> String {
             {{"name": "list_id", "type": "string", "nullable": false}},
             {{"name": "title", "type": "string", "nullable": false}}{grown}],
             "scopes": [{{"pattern": "list:{{list_id}}"}}],
-            "indexes": [{{"name": "todos_by_list", "columns": ["list_id"]}}]}},
-          {{"name": "notes", "primaryKey": "id", "columns": [
-            {{"name": "id", "type": "string", "nullable": false}},
-            {{"name": "list_id", "type": "string", "nullable": false}},
-            {{"name": "text", "type": "string", "nullable": false}}],
-            "scopes": [{{"pattern": "list:{{list_id}}"}}]}}{cards}]}}"#
+            "indexes": [{{"name": "todos_by_list", "columns": ["list_id"]}}]}}{notes}{cards}]}}"#
     )
 }
 
@@ -146,6 +152,9 @@ impl Plant {
             let path = site.path(&format!("schema-{version}.json"));
             std::fs::write(path, schema_text(version)).unwrap();
         }
+        let without_notes = schema_text(2).replace(&notes_text(), "");
+        assert_ne!(without_notes, schema_text(2));
+        std::fs::write(site.path("schema-retiring.json"), without_notes).unwrap();
         for (folder, shape) in [("column", Shape::Column), ("table", Shape::Table)] {
             std::fs::create_dir(site.path(folder)).unwrap();
             let file = site.path(folder).join("title-key.toml");
@@ -249,6 +258,12 @@ impl Plant {
         let args = self.args(2, &[]);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         self.site.start(&args)
+    }
+
+    /// A server of a schema 2 that has no notes any more.
+    pub fn retiring_server(&self) -> Server {
+        let schema = self.site.path("schema-retiring.json");
+        self.site.start(&["--schema", schema.to_str().unwrap()])
     }
 
     /// [`Self::new_server`] held at a step.
