@@ -1,6 +1,6 @@
 //! The workers that carry declared backfills out (migrations.md "Actors").
 //!
-//! [`Backfills`] is the handle of the process's supervisor. It runs at most one [`run`]
+//! [`Backfills`] is the handle of the process's supervisor. It runs at most one run
 //! per checkpoint: claim, scan with as many workers as wanted, catch up with the log,
 //! activate. Who may write is decided in the database alone: a run that was superseded
 //! finds out at its next page and stops.
