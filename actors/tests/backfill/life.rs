@@ -168,7 +168,7 @@ async fn delete_if_there(directory: &tidegate_actors::Directory, row: &str) {
 
 /// Clients write at every step: before a page is written, after it, and after the scan;
 /// changed, new, deleted, and left out from now on.
-async fn written_at_every_step(name: &str) -> Process {
+async fn written_at_every_step(name: &str) -> (World, Process) {
     let world = World::new(200, &[name]).await;
     let script = Script::new();
     let settings = BackfillSettings {
@@ -192,12 +192,12 @@ async fn written_at_every_step(name: &str) -> Process {
         });
     }
     process.activated(name).await;
-    process
+    (world, process)
 }
 
 #[actix::test]
 async fn columns_of_rows_written_during_the_backfill_are_right_at_its_activation() {
-    let process = written_at_every_step(COLUMN).await;
+    let (_world, process) = written_at_every_step(COLUMN).await;
     let todos = assert_column_is_right(&*process.store).await;
     assert_eq!(todos.len(), 200);
     process.die().await;
@@ -205,7 +205,7 @@ async fn columns_of_rows_written_during_the_backfill_are_right_at_its_activation
 
 #[actix::test]
 async fn rows_of_a_table_written_during_the_backfill_are_right_at_its_activation() {
-    let process = written_at_every_step(TABLE).await;
+    let (_world, process) = written_at_every_step(TABLE).await;
     let cards = assert_table_is_right(&*process.store).await;
     assert!(cards.contains_key("card:n100") && !cards.contains_key("card:r0002"));
     process.die().await;
