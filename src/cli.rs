@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::ctl::CtlArgs;
+use crate::commands::demo::migration::MigrationArgs;
 use crate::config::Overrides;
 
 /// How a command ends. The numbers are part of the contract.
@@ -120,13 +121,25 @@ pub enum Command {
         files: Vec<PathBuf>,
     },
     /// Two offline clients, a conflict and a lost acknowledgement, step by step
+    #[command(args_conflicts_with_subcommands = true)]
     Demo {
         /// Use a running server with the demo schema instead of starting one
         #[arg(long, value_name = "URL")]
         server: Option<String>,
+        /// Another story
+        #[command(subcommand)]
+        story: Option<DemoStory>,
     },
     /// Operate a running server over its control endpoint
     Ctl(CtlArgs),
+}
+
+/// Another story than that of two offline clients.
+#[derive(Debug, Subcommand)]
+pub enum DemoStory {
+    /// A schema upgrade with computed data, under load: an old writer, a kill -9, and a
+    /// check of every row at the end
+    Migration(MigrationArgs),
 }
 
 /// Which database, schema and backfills a command is about.

@@ -193,7 +193,7 @@ impl Service {
             clock: Arc::clone(&self.clock),
         };
         self.backfills
-            .get_or_init(|| Backfills::start(parts, opening::backfill_settings(&self.config)));
+            .get_or_init(|| Backfills::start(parts, self.config.backfill.settings()));
     }
 
     /// Ends the workers, which write through the partitions.

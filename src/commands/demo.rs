@@ -1,4 +1,7 @@
-//! `tidegate demo`: the story of two people who edit one shopping list offline.
+//! `tidegate demo`: the story of two people who edit one shopping list offline. Another
+//! story has a module of its own: [`migration`].
+
+pub mod migration;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -10,6 +13,7 @@ use tidegate_client::{
 };
 
 use super::complain;
+use super::ctl::CtlError;
 use crate::cli::Exit;
 use crate::config::{Config, Control, ControlListen, Database};
 use crate::server::{self, DEMO_SCHEMA, Hooks, Running, ServeError};
@@ -35,6 +39,10 @@ enum DemoError {
     Plot(&'static str),
     #[error("{0}")]
     Io(#[from] std::io::Error),
+    #[error("the story is stuck: {0}")]
+    Stuck(String),
+    #[error(transparent)]
+    Control(#[from] CtlError),
 }
 
 impl From<ServeError> for DemoError {

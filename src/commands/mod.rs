@@ -10,7 +10,7 @@ pub mod serve;
 
 use std::io::Write;
 
-use crate::cli::{BackfillCommand, Cli, Command, Exit};
+use crate::cli::{BackfillCommand, Cli, Command, DemoStory, Exit};
 use crate::server::ServeError;
 
 /// Runs the command line's command.
@@ -21,7 +21,14 @@ pub fn run(cli: Cli) -> Exit {
         Command::Migrate(arguments) => migrate::run(&arguments),
         Command::Backfill(BackfillCommand::Preview(arguments)) => backfill::run(&arguments),
         Command::Inspect { check, files } => inspect::run(&files, check),
-        Command::Demo { server } => demo::run(server.as_deref()),
+        Command::Demo {
+            story: Some(DemoStory::Migration(arguments)),
+            ..
+        } => demo::migration::run(&arguments),
+        Command::Demo {
+            server,
+            story: None,
+        } => demo::run(server.as_deref()),
         Command::Ctl(arguments) => ctl::run(&arguments),
     }
 }

@@ -137,6 +137,7 @@ impl Merged {
         // A variable is text; the default at its key says what it means.
         let value = match lookup(&self.table, &keys) {
             Some(Value::Integer(_)) => text.trim().parse().map(Value::Integer).ok(),
+            Some(Value::Float(_)) => text.trim().parse().map(Value::Float).ok(),
             Some(Value::Boolean(_)) => match text.trim() {
                 "true" | "1" => Some(Value::Boolean(true)),
                 "false" | "0" => Some(Value::Boolean(false)),
@@ -194,6 +195,11 @@ impl Merged {
             origin: origin.to_owned(),
             message,
         };
+        // A whole number is a number.
+        let value = match (&*slot, value) {
+            (Value::Float(_), Value::Integer(whole)) => Value::Float(whole as f64),
+            (_, value) => value,
+        };
         if slot.type_str() != value.type_str() {
             return Err(wrong(format!("expected {}", article(slot.type_str()))));
         }
@@ -221,6 +227,7 @@ fn article(kind: &str) -> String {
         "integer" => "an integer".to_owned(),
         "array" => "an array".to_owned(),
         "boolean" => "true or false".to_owned(),
+        "float" => "a number".to_owned(),
         other => format!("a {other}"),
     }
 }

@@ -1,6 +1,7 @@
 //! What can be configured. `config/default.toml` documents every key; a test
 //! holds it equal to the defaults here.
 
+mod backfill;
 mod control;
 mod layers;
 
@@ -11,13 +12,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use backfill::Backfill;
 pub use control::{Control, ControlListen, ControlToken};
 pub use layers::{Layers, Overrides};
 
 /// What the HTTP server takes.
 const MAX_WORKERS: u64 = 512;
-/// A page is one commit, and held in memory whole.
-const MAX_PAGE_ROWS: u64 = 10_000;
 /// Each reader is a thread with a connection of its own.
 const MAX_READER_THREADS: u64 = 128;
 /// About 24 days: what SQLite takes.
@@ -133,26 +133,6 @@ impl Database {
 pub struct SchemaSource {
     /// Schema IR file; empty = the built-in demo schema.
     pub file: PathBuf,
-}
-
-/// `[backfill]`
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Backfill {
-    /// Folder of declared backfills, one `*.toml` each; empty = none.
-    pub dir: PathBuf,
-    /// Checkpoints that the process works on at once.
-    pub runs: usize,
-    /// Source rows per page.
-    pub page_rows: usize,
-    /// Workers of a checkpoint.
-    pub workers: u32,
-    /// Rows per second of a checkpoint, at most.
-    pub rows_per_second: u32,
-    /// Rows that may be written at once after an idle time.
-    pub burst_rows: u32,
-    /// Wanted 99th percentile of the latency of pushes, milliseconds; 0 = do not yield.
-    pub push_p99_target_ms: u32,
 }
 
 /// When SQLite waits for the disk.
@@ -365,15 +345,7 @@ impl Default for Config {
             schema: SchemaSource {
                 file: PathBuf::new(),
             },
-            backfill: Backfill {
-                dir: PathBuf::new(),
-                runs: 8,
-                page_rows: 500,
-                workers: 1,
-                rows_per_second: 5_000,
-                burst_rows: 1_000,
-                push_p99_target_ms: 100,
-            },
+            backfill: Backfill::default(),
             sqlite: Sqlite {
                 synchronous: Synchronous::Full,
                 busy_timeout_ms: 5_000,
@@ -456,14 +428,6 @@ impl Config {
                 self.partition.max_batch_operations,
             ),
             ("partition.queue_bytes", self.partition.queue_bytes),
-            ("backfill.runs", self.backfill.runs),
-            ("backfill.page_rows", self.backfill.page_rows),
-            ("backfill.workers", self.backfill.workers as usize),
-            (
-                "backfill.rows_per_second",
-                self.backfill.rows_per_second as usize,
-            ),
-            ("backfill.burst_rows", self.backfill.burst_rows as usize),
         ];
         let zero = at_least_one
             .into_iter()
@@ -476,6 +440,7 @@ impl Config {
             });
         }
         self.check_upper_bounds()?;
+        self.backfill.validate()?;
         if self.limits.request_timeout_ms == 0 {
             return Err(ConfigError::Invalid {
                 key: "limits.request_timeout_ms",
@@ -505,16 +470,6 @@ impl Config {
     fn check_upper_bounds(&self) -> Result<(), ConfigError> {
         let bounded = [
             ("http.workers", self.http.workers as u64, MAX_WORKERS),
-            (
-                "backfill.page_rows",
-                self.backfill.page_rows as u64,
-                MAX_PAGE_ROWS,
-            ),
-            (
-                "backfill.workers",
-                u64::from(self.backfill.workers),
-                u64::from(tidegate_actors::backfill::MAX_WORKERS),
-            ),
             (
                 "sqlite.reader_threads",
                 self.sqlite.reader_threads as u64,

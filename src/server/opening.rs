@@ -4,9 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_actors::backfill::BackfillSettings;
 use tidegate_actors::{QueueLimit, Settings};
-use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::schema::Schema;
 use tidegate_store::Store;
 use tidegate_store::postgres::{PostgresOptions, PostgresStore};
@@ -143,22 +141,5 @@ pub(super) fn settings(config: &Config) -> Settings {
         quiet_batches: wanted.quiet_batches,
         idle_after: Duration::from_millis(wanted.idle_stop_ms),
         ..defaults
-    }
-}
-
-pub(super) fn backfill_settings(config: &Config) -> BackfillSettings {
-    let wanted = &config.backfill;
-    let target = Some(f64::from(wanted.push_p99_target_ms));
-    BackfillSettings {
-        runs: wanted.runs,
-        page_rows: wanted.page_rows,
-        workers: wanted.workers,
-        pace: Pace {
-            rows_per_second: f64::from(wanted.rows_per_second),
-            burst_rows: f64::from(wanted.burst_rows),
-            push_p99_target_ms: target.filter(|&target| target > 0.0),
-            ..Pace::default()
-        },
-        ..BackfillSettings::default()
     }
 }

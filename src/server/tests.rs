@@ -1,10 +1,9 @@
 //! Starting, stopping, and every way not to start.
 
-use super::opening::{backfill_settings, postgres_options};
+use super::opening::postgres_options;
 use super::*;
 use crate::cli::Exit;
 use crate::config::{Control, ControlListen};
-use tidegate_actors::backfill::BackfillSettings;
 use tidegate_store::postgres::PostgresOptions;
 
 fn local(url: &str) -> Config {
@@ -55,19 +54,6 @@ fn postgres_is_configured_as_the_store_would_be_by_itself() {
         configured.migration_lock_timeout,
         own.migration_lock_timeout
     );
-}
-
-#[test]
-fn backfills_are_configured_as_they_would_be_by_themselves() {
-    let mut config = local("sqlite::memory:");
-    let configured = backfill_settings(&config);
-    let own = BackfillSettings::default();
-    assert_eq!(configured.runs, own.runs);
-    assert_eq!(configured.page_rows, own.page_rows);
-    assert_eq!(configured.workers, own.workers);
-    assert_eq!(configured.pace, own.pace);
-    config.backfill.push_p99_target_ms = 0;
-    assert_eq!(backfill_settings(&config).pace.push_p99_target_ms, None);
 }
 
 #[actix_web::test]

@@ -10,6 +10,7 @@ mod control_maintenance;
 mod control_partitions;
 mod convergence;
 mod crash;
+mod demo_migration;
 mod hostile;
 mod migration;
 mod operation;

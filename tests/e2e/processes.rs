@@ -1,11 +1,24 @@
 //! Two servers on one Postgres, one partition: one log, as if they were one.
 
+use std::time::Instant;
+
 use tidegate_client::{
-    Base, ConflictPolicy, Edit, Faults, FaultyTransport, Resolution, WireVersion,
+    Base, ConflictPolicy, Edit, Faults, FaultyTransport, HttpTransport, Resolution, SyncClient,
+    WireVersion,
 };
 
-use crate::process::{Backend, Site};
+use crate::process::{Backend, PATIENCE, Site};
 use crate::scenario::{assert_one_log, client, client_over, http, todo};
+
+/// Syncs as a client does: a request that lost too many races to the other
+/// process is told to come again.
+async fn sync_until_decided(device: &mut SyncClient<HttpTransport>) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Err(error) = device.sync().await {
+        assert!(error.retryable(), "{error}");
+        assert!(Instant::now() < deadline, "starved: {error}");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_make_one_log_with_every_commit_once() {
@@ -21,7 +34,7 @@ async fn two_processes_make_one_log_with_every_commit_once() {
             let mut device = client_over(&id, WireVersion::V3, |_| {}, http(&urls[n % 2], &id));
             for step in 0..STEPS {
                 device.edit([todo(&format!("{n}-{step}"), "x")]).unwrap();
-                device.sync().await.unwrap();
+                sync_until_decided(&mut device).await;
                 // Devices roam: the next request may reach the other process.
                 if step % 7 == 6 {
                     let url = &urls[(n + step) % 2];
@@ -75,7 +88,7 @@ async fn one_row_written_through_two_processes_conflicts_as_through_one() {
                 device.edit([edit.base(Base::Known)]).unwrap();
                 // Beaten by the others, it is sent again until it wins.
                 while device.pending().count() > 0 {
-                    device.sync().await.unwrap();
+                    sync_until_decided(&mut device).await;
                 }
             }
             device

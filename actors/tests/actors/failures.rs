@@ -7,6 +7,7 @@ use std::time::Duration;
 use ssp2::ErrorCode;
 use ssp2::PushStatus::{Applied, Cached};
 use tidegate_actors::Settings;
+use tidegate_engine::SchemaVersion;
 use tidegate_engine::hooks::{HostRejection, RowCheck, ValidateRow};
 use tidegate_engine::push::{PlanFailure, PlanReactions, PlannedReaction, PushHooks, StagedCommit};
 use tidegate_store::{CommitError, StoreError};
@@ -253,6 +254,21 @@ async fn a_commit_that_cannot_be_decided_fails_its_push_from_there_on() {
     assert_eq!(error.error.code, ErrorCode::InternalError);
     assert_eq!(world.log(), ["k1"], "what came before it is durable");
     assert_eq!(status(&world.put("k4", "r", "t").await), Applied(2));
+}
+
+#[actix::test]
+async fn a_commit_that_meets_rows_of_a_newer_schema_is_told_not_ready() {
+    let hooks = PushHooks {
+        reactions: Some(Arc::new(NoPlan)),
+        ..PushHooks::default()
+    };
+    let world = world_with(patient(), hooks);
+    let put = |id: &str| commit(id, vec![world.upsert(id, "t", None)]);
+    let newer = SchemaVersion(world.schema.version().0 + 1);
+    world.store.publish(newer);
+    let error = world.push(vec![put("undecidable")]).await.unwrap_err();
+    assert_eq!(error.error.code, ErrorCode::SchemaNotReady);
+    assert!(world.log().is_empty());
 }
 
 #[actix::test]

@@ -149,6 +149,8 @@ pub struct TestStore {
     pub locked_reads: AtomicUsize,
     /// Calls of `begin_locked`.
     pub locks: AtomicUsize,
+    /// The schema version that another process has published.
+    published: Mutex<Option<SchemaVersion>>,
 }
 
 impl TestStore {
@@ -163,6 +165,10 @@ impl TestStore {
     }
     pub fn next_lock(&self, action: OnLock) {
         self.on_lock.lock().push_back(action);
+    }
+    /// Another process migrates.
+    pub fn publish(&self, version: SchemaVersion) {
+        *self.published.lock() = Some(version);
     }
     pub fn lock_nothing(&self) {
         self.lockless.store(true, Ordering::SeqCst);
@@ -441,7 +447,14 @@ impl Store for TestStore {
         Err(StoreError::Closed)
     }
     async fn read_gate(&self, _: &PartitionId) -> Result<(GateToken, LogBounds), StoreError> {
-        Err(StoreError::Closed)
+        let stored_version = (*self.published.lock()).ok_or(StoreError::Closed)?;
+        let token = GateToken {
+            stored_version,
+            log_epoch: None,
+            pending: Vec::new(),
+        };
+        let (max, horizon) = (CommitSeq(0), CommitSeq(0));
+        Ok((token, LogBounds { max, horizon }))
     }
     async fn snapshot(&self, _: &PartitionId) -> Result<Box<dyn Snapshot>, StoreError> {
         Err(StoreError::Closed)

@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use ssp2::WireVersion;
 use tidegate_client::ClientSchema;
 
+use crate::backfill::BackfillSuiteArgs;
 use crate::connection::Target;
 use crate::measure::Shape;
 use crate::runner::LoadError;
@@ -36,6 +37,9 @@ pub enum Command {
     /// Compares a server on Postgres with the usual row-lock way and with the bare
     /// batch inserts, on the same Postgres in interleaved runs
     SuitePostgres(PostgresSuiteArgs),
+    /// Measures backfills on Postgres: their rate against SQL, their memory, what live
+    /// clients feel of them; and what the serve gate costs
+    SuiteBackfill(BackfillSuiteArgs),
     /// Measures what Postgres does without a server in front of it
     Yardstick(YardstickArgs),
 }
@@ -349,7 +353,8 @@ fn wire_version(text: &str) -> Result<WireVersion, String> {
     }
 }
 
-fn key_value(text: &str) -> Result<(String, String), String> {
+/// KEY=VALUE
+pub fn key_value(text: &str) -> Result<(String, String), String> {
     text.split_once('=')
         .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .ok_or_else(|| "write KEY=VALUE".to_owned())

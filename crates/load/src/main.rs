@@ -3,6 +3,7 @@
 //! long it took. The result is one line of JSON; the exit code is 1 when any answer
 //! was not what the protocol promises.
 
+mod backfill;
 mod check;
 mod cli;
 mod connection;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         match cli.command {
             Some(Command::Suite(suite)) => suite::run(&suite).await,
             Some(Command::SuitePostgres(suite)) => postgres_suite::run(&suite).await,
+            Some(Command::SuiteBackfill(suite)) => backfill::run(&suite).await,
             Some(Command::Yardstick(yardstick)) => yardstick::run(&yardstick).await,
             None => single(&cli.load).await,
         }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use crate::cli::Exit;
 use call::{Call, Show};
-use client::CtlError;
+pub(super) use client::CtlError;
 
 /// `tidegate ctl`
 #[derive(Debug, Clone, Args)]
@@ -289,4 +289,22 @@ pub fn run(arguments: &CtlArgs) -> Exit {
             error.exit()
         }
     }
+}
+
+/// Asks the endpoint at `url` for what is at `path`, for commands that watch a server.
+///
+/// # Errors
+/// [`CtlError`]
+pub(super) async fn read(
+    url: &str,
+    token: &str,
+    path: &str,
+) -> Result<serde_json::Value, CtlError> {
+    let call = Call {
+        method: "GET",
+        path: path.to_owned(),
+        body: None,
+        show: Show::Json,
+    };
+    client::send(url, Some(token), &call).await
 }
