@@ -258,6 +258,15 @@ impl GroupCommit {
                 Err(CommitError::Constraint { key }) if violation.is_none() => {
                     return Ok(Part::Violated(key));
                 }
+                Err(refusal @ CommitError::Constraint { .. }) => {
+                    // Not even its rejection can be stored: it fails, and nobody else does.
+                    self.distrust();
+                    let failure = self.refused(refusal);
+                    for at in undecided {
+                        self.fail_from(self.entries[at].place, &failure);
+                    }
+                    return Ok(Part::Settled);
+                }
                 Err(refusal) => {
                     self.distrust();
                     let error = self.refused(refusal);

@@ -97,6 +97,33 @@ async fn a_store_that_refuses_the_rejection_too_is_an_error_not_an_endless_loop(
 }
 
 #[actix::test]
+async fn a_commit_whose_rejection_is_refused_too_fails_alone() {
+    let world = world();
+    // First a batch that holds the queue, then one of two devices.
+    let gate = Gate::new();
+    world.store.next_commit(OnCommit::Block(gate.clone()));
+    // That batch, its first half, and the rejection of that half.
+    for _ in 0..3 {
+        let violated = CommitError::Constraint { key: None };
+        world.store.next_commit(OnCommit::Refuse(violated));
+    }
+    let push = |client: &str, row: &str| {
+        let one = vec![commit(row, vec![world.upsert(row, "t", None)])];
+        request(client, one)
+    };
+    let first = world.queue(push("c1", "first")).await;
+    gate.reached().await;
+    let bad = world.queue(push("c2", "bad")).await;
+    let fine = world.queue(push("c3", "fine")).await;
+    gate.open();
+    first.await.unwrap().unwrap();
+    let refused = bad.await.unwrap().unwrap_err();
+    assert_eq!(refused.error.code, ErrorCode::InternalError);
+    assert_eq!(statuses(&fine.await.unwrap()), [Applied(2)]);
+    assert_eq!(world.version("bad"), None);
+}
+
+#[actix::test]
 async fn a_commit_that_builds_on_a_violating_one_is_decided_without_it() {
     let world = world();
     world.store.violate("bad");

@@ -20,6 +20,9 @@ use crate::scopes::validate_requested;
 
 /// Client ids that begin so belong to server-side commands (§1.5).
 pub const RESERVED_CLIENT_PREFIX: &str = "[\"remote-command\",";
+/// Bytes of a client id and of a client commit id at most: a database must hold both, and
+/// the partition, in one index entry.
+pub const MAX_ID_BYTES: usize = 1024;
 
 /// Operations a request may carry unless configured otherwise (§6.1).
 pub const DEFAULT_MAX_OPERATIONS: usize = 500;
@@ -185,8 +188,8 @@ fn clamp(asked: i32, max: usize, default: usize) -> usize {
 /// # Errors
 /// In this order: `sync.client_wire_unsupported` (wire 1 once the epoch was ever
 /// rotated), `sync.invalid_request` (epoch acquisition with a push), then, if the
-/// header alone does not answer: `sync.invalid_client_id`,
-/// `sync.too_many_operations`, `sync.invalid_request` (accept),
+/// header alone does not answer: `sync.invalid_client_id`, `sync.invalid_request` (a
+/// commit id), `sync.too_many_operations`, `sync.invalid_request` (accept),
 /// `sync.invalid_subscription` and `sync.unknown_table`.
 pub fn admit<'a>(
     request: &'a Request,
@@ -227,6 +230,16 @@ pub fn admit<'a>(
     }
 
     check_client_id(&parts.header.client_id, context)?;
+    if !parts
+        .pushes
+        .iter()
+        .all(|push| keepable(&push.client_commit_id))
+    {
+        return Err(SyncError::new(
+            ErrorCode::InvalidRequest,
+            "a client commit id is too long or holds a NUL character",
+        ));
+    }
     let operations: usize = parts.pushes.iter().map(|push| push.operations.len()).sum();
     if operations > context.max_operations {
         return Err(SyncError::new(
@@ -286,11 +299,22 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Checks a client id against the reserved prefix and the actor it is bound to (§1.5).
+/// Whether every database can hold the id.
+fn keepable(id: &str) -> bool {
+    id.len() <= MAX_ID_BYTES && !id.contains('\0')
+}
+
+/// Checks a client id against its bounds, the reserved prefix and the actor it is bound to (§1.5).
 ///
 /// # Errors
 /// `sync.invalid_client_id`.
 fn check_client_id(client_id: &str, context: &RoundContext<'_>) -> Result<(), SyncError> {
+    if !keepable(client_id) {
+        return Err(SyncError::new(
+            ErrorCode::InvalidClientId,
+            "the client id is too long or holds a NUL character",
+        ));
+    }
     if client_id.starts_with(RESERVED_CLIENT_PREFIX) {
         return Err(SyncError::new(
             ErrorCode::InvalidClientId,

@@ -25,6 +25,7 @@ struct Draft {
     version: WireVersion,
     header: RequestHeader,
     operations: Vec<usize>,
+    commit_id: Option<String>,
     pull: Option<PullHeader>,
     subscriptions: Vec<Subscription>,
     rotated: bool,
@@ -41,6 +42,7 @@ impl Default for Draft {
                 log_epoch: Some("epoch".into()),
             },
             operations: vec![],
+            commit_id: None,
             pull: Some(pull_header(3)),
             subscriptions: vec![],
             rotated: false,
@@ -89,7 +91,7 @@ impl Draft {
                 kind: OperationKind::Delete,
             };
             frames.push(RequestFrame::PushCommit(PushCommit {
-                client_commit_id: format!("c{at}"),
+                client_commit_id: self.commit_id.clone().unwrap_or(format!("c{at}")),
                 operations: vec![operation; *count],
             }));
         }
@@ -347,6 +349,28 @@ fn s1_5_the_servers_own_client_ids_are_reserved() {
     assert_eq!(draft.error(), ErrorCode::InvalidClientId);
     draft.header.client_id = "[\"remote-commander\"]".into();
     draft.round(|_| ());
+}
+
+#[test]
+fn ids_that_a_database_cannot_hold_are_refused() {
+    let client = |id: String| {
+        let mut draft = Draft::default();
+        draft.header.client_id = id;
+        draft
+    };
+    client("d".repeat(1024)).round(|_| ());
+    for id in ["d".repeat(1025), "d\0".into()] {
+        assert_eq!(client(id).error(), ErrorCode::InvalidClientId);
+    }
+    let push = |id: String| Draft {
+        operations: vec![1],
+        commit_id: Some(id),
+        ..Draft::default()
+    };
+    push("k".repeat(1024)).round(|_| ());
+    for id in ["k".repeat(1025), "k\0".into()] {
+        assert_eq!(push(id).error(), ErrorCode::InvalidRequest);
+    }
 }
 
 #[test]
