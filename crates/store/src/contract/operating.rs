@@ -58,6 +58,7 @@ pub async fn partitions_are_summarized_page_by_page(harness: &dyn Harness) {
         page.unwrap().iter().map(|one| one.id.to_string()).collect()
     };
     assert_eq!(seen(None, 10).await, ["B", "a", "ä"]);
+    assert_eq!(seen(Some("B\0"), 10).await, ["a", "ä"]);
     assert_eq!(seen(None, 2).await, ["B", "a"]);
     assert_eq!(seen(Some("a"), 2).await, ["ä"]);
     assert_eq!(seen(Some("ä"), 2).await, [""; 0]);

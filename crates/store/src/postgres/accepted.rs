@@ -16,6 +16,12 @@ pub(super) fn text(text: &str) -> bool {
     !text.as_bytes().contains(&0)
 }
 
+/// The text that bounds stored texts as `bound` does: none of them holds a NUL, so above
+/// one with a NUL is what is above the part before it.
+pub(super) fn bound(bound: &str) -> &str {
+    bound.split('\0').next().unwrap_or_default()
+}
+
 /// Whether `text::jsonb` would succeed.
 pub(super) fn jsonb(text: &str) -> bool {
     text.len() <= MAX_BYTES

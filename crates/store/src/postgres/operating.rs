@@ -28,6 +28,7 @@ pub(super) async fn summarize(
     limit: usize,
 ) -> Result<Vec<PartitionSummary>, StoreError> {
     let context = "listing partitions";
+    let after = after.map(accepted::bound);
     let known: Vec<String> = [
         "sync_partitions",
         "sync_partition_registry",

@@ -87,7 +87,8 @@ pub(super) async fn range(
 ) -> Result<RowPage, StoreError> {
     let context = "reading a range of rows";
     let (table, _) = plan.table(query.table);
-    let (after, through) = (query.after.as_deref(), query.through.as_deref());
+    let after = query.after.as_deref().map(accepted::bound);
+    let through = query.through.as_deref().map(accepted::bound);
     let sql = range_sql(&table.name, after.is_some(), through.is_some());
     let limit = i64::try_from(query.limit).unwrap_or(i64::MAX);
     let mut params: Vec<Param<'_>> = vec![Box::new(partition), Box::new(limit.saturating_add(1))];

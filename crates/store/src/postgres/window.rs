@@ -295,11 +295,7 @@ pub(super) async fn scan_rows(
         return Ok(page);
     };
     let (table, _) = plan.table(query.table);
-    // No stored id holds a NUL, so what is above an id with one is above the part before it.
-    let after = query
-        .after_row_id
-        .as_deref()
-        .map(|id| id.split('\0').next().unwrap_or_default());
+    let after = query.after_row_id.as_deref().map(accepted::bound);
     let most = limit(query.limit).saturating_add(1);
     let sql = scan_sql(&table.name, wanted.len(), after.is_some());
     let mut params: Vec<Param<'_>> = vec![
