@@ -12,6 +12,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::failure::told;
 use super::options::{ConnectError, OLDEST_SERVER, PostgresOptions};
 
 pub(super) type Lease = PooledConnection<'static, Manager>;
@@ -173,10 +174,7 @@ pub(super) struct LogFailures;
 
 impl bb8::ErrorSink<Error> for LogFailures {
     fn sink(&self, error: Error) {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "connecting to the database failed"
-        );
+        tracing::warn!(error = %told(&error), "connecting to the database failed");
     }
 
     fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<Error>> {

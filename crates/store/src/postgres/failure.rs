@@ -27,6 +27,19 @@ fn unavailable(error: &Error) -> bool {
         || *code == SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
 }
 
+/// What went wrong in one line, for the log: the driver itself says of what the server
+/// told it "db error" alone.
+pub(super) fn told(error: &Error) -> String {
+    let mut line = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        line.push_str(": ");
+        line.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    line
+}
+
 /// The error of operation `context`.
 pub(super) fn store_error(context: &'static str, error: Error) -> StoreError {
     if unavailable(&error) {
@@ -105,4 +118,18 @@ pub(super) fn commit_error(plan: &Plan, context: &'static str, error: Error) -> 
 fn pending(error: &DbError) -> Option<PendingCheckpoint> {
     let (partition, name): (String, String) = serde_json::from_str(error.detail()?).ok()?;
     Some(PendingCheckpoint { partition, name })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_postgres::{NoTls, connect};
+
+    #[tokio::test]
+    async fn the_log_hears_the_cause_of_a_failure() {
+        let Err(error) = connect("host=127.0.0.1 port=1 user=x", NoTls).await else {
+            panic!("nobody listens there");
+        };
+        let cause = std::error::Error::source(&error).expect("it has a cause");
+        assert_eq!(super::told(&error), format!("{error}: {cause}"));
+    }
 }
