@@ -10,6 +10,7 @@ use tidegate_engine::backfill::scan::{Cursor, KeyRange, Place, SCANNING};
 use tokio::task::JoinSet;
 
 use super::WorkerPhase;
+use super::planning::Planned;
 use super::run::{Ended, Run};
 
 /// Ranges per worker: the last ones to finish should be short.
@@ -130,37 +131,73 @@ impl Run {
             let Some(mut cursor) = queue.lock().pop_front() else {
                 return Ok(());
             };
+            let mut planned = None;
             loop {
                 if !self.rest(Some(workers)).await? {
                     queue.lock().push_front(cursor);
                     return Ok(());
                 }
-                match self.scan_page(cursor, start).await? {
-                    Some(rest) => cursor = rest,
+                match self.scan_page(cursor, planned.take(), start).await? {
+                    Some((rest, ahead)) => (cursor, planned) = (rest, ahead),
                     None => break,
                 }
             }
         }
     }
 
-    /// One page; what is left of its range.
-    async fn scan_page(&self, cursor: Cursor, start: CommitSeq) -> Result<Option<Cursor>, Ended> {
+    /// One page, planned already or now; what is left of its range, and the plan of the
+    /// page that begins it: it was made while this one was written.
+    async fn scan_page(
+        &self,
+        cursor: Cursor,
+        planned: Option<Planned>,
+        start: CommitSeq,
+    ) -> Result<Option<(Cursor, Option<Planned>)>, Ended> {
         let mut limit = self.env.settings.page_rows.max(1);
+        let mut planned = planned;
         loop {
-            let range = cursor.next_page();
-            let page = self.insist(|| self.plan_range(&range, limit)).await?;
+            let page = match planned.take() {
+                Some(page) => page,
+                None => self.plan_page(&cursor, limit).await?,
+            };
             let mut done = cursor.range().clone();
             if page.more {
                 done.through = page.last.clone();
             }
             let place = Place::Scan { start, done };
+            let rest = cursor.clone().past(page.last.as_ref(), page.more);
             let (rows, changes) = (page.rows, page.changes);
-            if self.commit(place, changes, SCANNING, rows).await? {
+            // What changes between a plan and its commit is noticed by its versions, or
+            // stands in the log above `start`: a plan may be as old as it likes.
+            let (committed, ahead) = tokio::join!(
+                self.commit(place, changes, SCANNING, rows),
+                self.plan_ahead(rest.as_ref(), limit)
+            );
+            if committed? {
                 self.charge(rows);
-                return Ok(cursor.past(page.last.as_ref(), page.more));
+                return match rest {
+                    Some(rest) => Ok(Some((rest, ahead.transpose()?))),
+                    None => Ok(None),
+                };
             }
             // Rows change faster than they are computed: fewer at once will do.
             limit = (limit / 2).max(1);
+        }
+    }
+
+    async fn plan_page(&self, cursor: &Cursor, limit: usize) -> Result<Planned, Ended> {
+        let range = cursor.next_page();
+        self.insist(|| self.plan_range(&range, limit)).await
+    }
+
+    async fn plan_ahead(
+        &self,
+        rest: Option<&Cursor>,
+        limit: usize,
+    ) -> Option<Result<Planned, Ended>> {
+        match rest {
+            Some(rest) => Some(self.plan_page(rest, limit).await),
+            None => None,
         }
     }
 }
