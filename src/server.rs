@@ -17,6 +17,7 @@ use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::{Declared, EpochSource, SchemaOutcome, Store, StoreError};
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
@@ -265,6 +266,9 @@ fn clock_bits(clock: &dyn Clock) -> u64 {
     (clock.now_ms().unsigned_abs() & 0xff_ffff) << 16
 }
 
+/// Connections that wait to be accepted, at most.
+const BACKLOG: u32 = 2048;
+
 /// Prepares the database and starts serving `config.listen`. Runs inside an actix system.
 ///
 /// # Errors
@@ -275,11 +279,20 @@ pub async fn start(
     store: Arc<dyn Store>,
     hooks: Hooks,
 ) -> Result<Running, ServeError> {
+    // Before the database is prepared: a server that cannot serve must not migrate, and
+    // lock out the one that holds the address.
+    let door = match reserve(config.listen) {
+        Ok(door) => door,
+        Err(error) => {
+            store.close().await;
+            return Err(error);
+        }
+    };
     let service = web::Data::new(Service::new(config, schema, Arc::clone(&store), hooks));
-    // Before the database is prepared: a long migration can be watched.
+    // Before that as well: a long migration can be watched.
     let started = match RunningControl::start(&service) {
         Err(error) => Err(error),
-        Ok(control) => match begin(&service).await {
+        Ok(control) => match begin(&service, door).await {
             Ok((address, server)) => Ok(Running {
                 address,
                 handle: server.handle(),
@@ -303,10 +316,28 @@ pub async fn start(
     started
 }
 
-async fn begin(service: &web::Data<Service>) -> Result<(SocketAddr, Server), ServeError> {
+/// Takes an address; nobody can connect to it yet.
+fn reserve(address: SocketAddr) -> Result<TcpSocket, ServeError> {
+    let bound = || {
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()?
+        } else {
+            TcpSocket::new_v6()?
+        };
+        socket.set_reuseaddr(cfg!(unix))?;
+        socket.bind(address)?;
+        Ok(socket)
+    };
+    bound().map_err(|source| ServeError::Listen { address, source })
+}
+
+async fn begin(
+    service: &web::Data<Service>,
+    door: TcpSocket,
+) -> Result<(SocketAddr, Server), ServeError> {
     service.ensure().await?;
     service.begin_backfills();
-    listen(service)
+    listen(service, door)
 }
 
 /// Brings the database to the schema and starts the partition actors, without listening
@@ -325,13 +356,22 @@ pub async fn prepare(
     Ok(service)
 }
 
-fn listen(service: &web::Data<Service>) -> Result<(SocketAddr, Server), ServeError> {
+fn listen(
+    service: &web::Data<Service>,
+    door: TcpSocket,
+) -> Result<(SocketAddr, Server), ServeError> {
     let config = &service.config;
     let listen = config.listen;
     let workers = config.worker_threads();
     let limits = config.limits.clone();
     let keep_alive = Duration::from_millis(config.http.keep_alive_ms);
     let deadline_seconds = config.shutdown.deadline_ms.div_ceil(1000);
+    let failed = |source| ServeError::Listen {
+        address: listen,
+        source,
+    };
+    let opened = door.listen(BACKLOG).and_then(TcpListener::into_std);
+    let opened = opened.map_err(failed)?;
     let data = service.clone();
     let server = HttpServer::new(move || App::new().app_data(data.clone()).configure(http::routes))
         .workers(workers)
@@ -341,11 +381,8 @@ fn listen(service: &web::Data<Service>) -> Result<(SocketAddr, Server), ServeErr
         .tcp_nodelay(true)
         .shutdown_timeout(deadline_seconds)
         .disable_signals()
-        .bind(listen)
-        .map_err(|source| ServeError::Listen {
-            address: listen,
-            source,
-        })?;
+        .listen(opened)
+        .map_err(failed)?;
     let address = server.addrs().first().copied().unwrap_or(listen);
     Ok((address, server.run()))
 }

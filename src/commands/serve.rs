@@ -53,7 +53,13 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
         .listen
         .address()
         .is_none_or(|address| address.port() != 0);
-    let mut running = server::start(config, schema, store, hooks).await?;
+    let mut running = tokio::select! {
+        started = server::start(config, schema, store, hooks) => started?,
+        signal = signals.next() => {
+            tracing::info!(signal, "stopped before anything was served; what was not committed is undone");
+            return Err(ServeError::Forced("the database was still being prepared"));
+        }
+    };
     announce("listening", running.address())?;
     if let Some(address) = running.control_address()
         && !control_is_fixed

@@ -17,14 +17,14 @@ on_each_database!(
 );
 
 /// The demo schema with a computed column, and the backfill that computes it.
-struct Grown {
+pub struct Grown {
     schema: String,
     backfills: String,
     client: ClientSchema,
 }
 
 impl Grown {
-    fn at(site: &Site) -> Self {
+    pub fn at(site: &Site) -> Self {
         let text = std::fs::read_to_string(repository("config/schemas/demo.json")).unwrap();
         let mut schema: Json = serde_json::from_str(&text).unwrap();
         schema["version"] = 2.into();
@@ -48,7 +48,7 @@ impl Grown {
         }
     }
 
-    fn args(&self) -> [&str; 4] {
+    pub fn args(&self) -> [&str; 4] {
         ["--schema", &self.schema, "--backfills", &self.backfills]
     }
 
@@ -63,7 +63,7 @@ impl Grown {
     }
 }
 
-async fn write_old_rows(site: &Site) {
+pub async fn write_old_rows(site: &Site) {
     let server = site.start(&[]);
     let mut ada = client(&server.url, "ada");
     for (id, title) in [("t1", " Bread"), ("t2", "MILK")] {

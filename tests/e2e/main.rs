@@ -21,4 +21,5 @@ mod processes;
 mod refusal;
 mod replay;
 mod scenario;
+mod starting;
 mod unique;

@@ -316,6 +316,15 @@ mod tests {
             (all, answers)
         }
 
+        /// Writes batches, each of which must succeed.
+        async fn write_all(&self, batches: &[(&str, i64, i64)]) {
+            let (all, answers) = self.many(batches).await;
+            self.work().serve(all).await;
+            for answer in answers {
+                answer.await.unwrap().unwrap();
+            }
+        }
+
         async fn count(&self, sql: &str) -> i64 {
             self.watch.query_one(sql, &[]).await.unwrap().get(0)
         }
@@ -380,10 +389,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_refusal_of_one_partition_leaves_the_others_committed() {
         let world = World::new().await;
-        world
-            .work()
-            .serve(world.many(&[("unique", 0, 7)]).await.0)
-            .await;
+        world.write_all(&[("unique", 0, 7)]).await;
         world
             .watch
             .batch_execute("INSERT INTO sync_writer_fence VALUES ('fenced', 99)")
@@ -426,7 +432,7 @@ mod tests {
     async fn a_foreign_lock_on_one_partition_does_not_stall_the_others() {
         let world = World::new().await;
         let first = [("a", 0, 1), ("b", 0, 1), ("held", 0, 1)];
-        world.work().serve(world.many(&first).await.0).await;
+        world.write_all(&first).await;
         let other = connect(&world.database).await;
         other
             .batch_execute("BEGIN; SELECT 1 FROM sync_partitions WHERE partition='held' FOR UPDATE")

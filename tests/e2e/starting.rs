@@ -1,0 +1,79 @@
+//! Starts that come to nothing leave the database as it was.
+
+use std::net::TcpListener;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use crate::control_backfills::{Grown, write_old_rows};
+use crate::process::{Backend, PATIENCE, Site, on_each_database};
+
+on_each_database!(an_address_that_is_taken_is_noticed_before_the_database_is_migrated);
+
+async fn an_address_that_is_taken_is_noticed_before_the_database_is_migrated(on: Backend) {
+    let site = Site::on(on);
+    write_old_rows(&site).await;
+    let grown = Grown::at(&site);
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let mut command = site.tool(&["serve", "--listen", &address, "--control-listen", "off"]);
+    let output = command.args(grown.args()).output().unwrap();
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    still_at_the_old_version(&site);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_signal_ends_a_start_that_waits_to_migrate() {
+    let site = Site::on(Backend::Postgres);
+    write_old_rows(&site).await;
+    let grown = Grown::at(&site);
+    let (writer, connection) = tokio_postgres::connect(site.url(), tokio_postgres::NoTls)
+        .await
+        .unwrap();
+    let connection = tokio::spawn(connection);
+    writer
+        .batch_execute("BEGIN; LOCK TABLE sync_partitions IN ROW EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let child = site
+        .command(&grown.args())
+        .stdout(std::process::Stdio::null())
+        .stderr(site.log_file())
+        .spawn()
+        .unwrap();
+    let waits = "SELECT count(*) FROM pg_locks
+        WHERE NOT granted AND relation = 'sync_partitions'::regclass";
+    let deadline = Instant::now() + PATIENCE;
+    while writer.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+        assert!(Instant::now() < deadline, "{}", site.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let asked = std::process::Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status();
+    assert!(asked.unwrap().success());
+    // The lock is still held: it did not wait for the migration.
+    let status = ended(child, &site).await;
+    assert_eq!(status.code(), Some(8), "{}", site.log());
+    writer.batch_execute("COMMIT").await.unwrap();
+    still_at_the_old_version(&site);
+    drop(writer);
+    connection.await.unwrap().unwrap();
+}
+
+async fn ended(mut child: Child, site: &Site) -> ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "{}", site.log());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// A server of the old schema would refuse a database that was migrated.
+fn still_at_the_old_version(site: &Site) {
+    let server = site.start(&[]);
+    server.terminate();
+    assert!(server.wait().success());
+}
