@@ -28,6 +28,7 @@ use crate::http;
 use crate::http::health::PhaseCell;
 pub use crate::serve_error::ServeError;
 use crate::shutdown::Deadline;
+use crate::sync::Account;
 use crate::sync::segments::SegmentCache;
 pub use exposure::{check_exposure, check_test_hooks};
 pub use opening::{load_schema, open_existing_store, open_store, open_store_to_read};
@@ -51,6 +52,8 @@ pub struct Service {
     pub authenticate: Arc<dyn Authenticate>,
     /// What they may see.
     pub scopes: Arc<dyn ResolveScopes>,
+    /// What the unsent answers of pulls hold.
+    pub pulls: Arc<Account>,
     /// Segments for download.
     pub segments: SegmentCache,
     /// What the server is doing.
@@ -217,6 +220,7 @@ impl Service {
         let directory = Directory::start(parts, opening::settings(&config));
         let ttl = i64::try_from(config.segments.ttl_ms).unwrap_or(i64::MAX);
         Self {
+            pulls: Account::new(config.limits.max_pulls_bytes),
             segments: SegmentCache::new(config.segments.cache_bytes, ttl),
             gate: ServeGate::new(
                 Arc::clone(&store),

@@ -231,6 +231,8 @@ pub struct Limits {
     pub max_cascade_rows: u32,
     /// Bytes of rows that a pull gathers before it cuts short.
     pub max_pull_bytes: usize,
+    /// Bytes that the unsent answers of all pulls gather before each is cut short.
+    pub max_pulls_bytes: usize,
     /// Milliseconds.
     pub request_timeout_ms: u64,
     /// Connections of the whole process.
@@ -369,6 +371,7 @@ impl Default for Config {
                 max_scope_values: 20_000,
                 max_cascade_rows: 1_000,
                 max_pull_bytes: 32 * MIB,
+                max_pulls_bytes: 256 * MIB,
                 request_timeout_ms: 30_000,
                 max_connections: 20_000,
             },

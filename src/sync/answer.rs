@@ -6,6 +6,7 @@ use std::io;
 use bytes::Bytes;
 use ssp2::{EncodeError, ResponseEncoder, ResponseFrame, ResponseHeader, WireVersion};
 
+use super::budget::Reservation;
 use crate::http::compression::{Coding, Compressor, compress};
 
 /// Pieces of a large message have about that many bytes before compression.
@@ -18,6 +19,8 @@ pub struct Answer {
     pub version: WireVersion,
     /// Frames up to END.
     pub frames: Vec<ResponseFrame>,
+    /// What they hold of the process's memory for pulls.
+    pub held: Option<Reservation>,
 }
 
 impl Answer {
@@ -26,6 +29,7 @@ impl Answer {
         Self {
             version,
             frames: vec![ResponseFrame::Header(header)],
+            held: None,
         }
     }
 
@@ -75,6 +79,7 @@ impl Answer {
             encoder: ResponseEncoder::new(self.version),
             compressor: Compressor::new(coding)?,
             frames: self.frames.into_iter(),
+            _held: self.held,
         })
     }
 }
@@ -114,6 +119,7 @@ pub struct Pieces {
     encoder: ResponseEncoder,
     compressor: Compressor,
     frames: std::vec::IntoIter<ResponseFrame>,
+    _held: Option<Reservation>,
 }
 
 impl Pieces {
@@ -189,6 +195,7 @@ mod tests {
         Answer {
             version: WireVersion::V3,
             frames,
+            held: None,
         }
     }
 

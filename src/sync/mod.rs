@@ -31,6 +31,7 @@ use crate::config::Limits;
 use crate::server::Service;
 
 pub use answer::Answer;
+pub use budget::Account;
 pub use failure::Failure;
 
 /// Bodies beyond that are decoded on another thread.
@@ -95,15 +96,20 @@ pub async fn round(
         version: request.version,
         now_ms,
         reached: preamble.bounds.max,
+        pull_bytes: 0,
     };
     let mut frames = vec![ResponseFrame::Header(header)];
     let (commits, subscriptions) = split(request.frames);
     if !commits.is_empty() {
         exchange.push(commits, &mut frames).await?;
     }
+    let mut held = None;
     let outcomes = match admitted.limits {
         None => None,
         Some(limits) => {
+            let reserved = service.pulls.reserve(service.config.limits.max_pull_bytes);
+            exchange.pull_bytes = reserved.bytes();
+            held = Some(reserved);
             let subs: Vec<AdmittedSub<'_>> = subscriptions
                 .iter()
                 .zip(&admitted.tables)
@@ -113,9 +119,13 @@ pub async fn round(
         }
     };
     exchange.remember(outcomes.as_deref()).await?;
+    if let Some(held) = &mut held {
+        held.settle(frames.iter().map(answer::weight).sum());
+    }
     Ok(Answer {
         version: exchange.version,
         frames,
+        held,
     })
 }
 
@@ -226,6 +236,8 @@ struct Exchange<'a> {
     now_ms: i64,
     /// Newest commit that is known to be durable.
     reached: CommitSeq,
+    /// What the pull may gather.
+    pull_bytes: usize,
 }
 
 impl Exchange<'_> {

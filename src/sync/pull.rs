@@ -179,7 +179,7 @@ fn caught_up(plan: SubPlan) -> (SubPlan, Data) {
 
 /// Serves every subscription from memory, or none: one answer never mixes two views.
 fn from_tail(exchange: &Exchange<'_>, tail: &Tail, plans: Vec<SubPlan>) -> Option<Read> {
-    let mut budget = Budget::new(exchange.service.config.limits.max_pull_bytes);
+    let mut budget = Budget::new(exchange.pull_bytes);
     let sections: Option<Vec<_>> = plans
         .into_iter()
         .map(|plan| {

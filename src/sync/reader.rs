@@ -54,7 +54,7 @@ impl<'a, 'v> Reader<'a, 'v> {
             exchange,
             view,
             accept,
-            budget: Budget::new(exchange.service.config.limits.max_pull_bytes),
+            budget: Budget::new(exchange.pull_bytes),
             built: HashMap::new(),
             unpublished: Vec::new(),
         }

@@ -248,3 +248,36 @@ async fn equal_bootstraps_of_one_answer_are_built_once() {
         service.segments.bytes()
     );
 }
+
+#[actix_web::test]
+async fn answers_that_nobody_reads_make_the_next_ones_smaller() {
+    // 40 rows of 50,000 bytes: 2 MB in all, more than four answers may hold at once.
+    let service = filled(1 << 30, 40, |config| {
+        config.limits.max_pulls_bytes = 4_000_000;
+    })
+    .await;
+    let device = Device::joined(&service).await;
+    let app = init_service(App::new().app_data(service.clone()).configure(routes)).await;
+    let mut unread = Vec::new();
+    let mut held = Vec::new();
+    for _ in 0..30 {
+        let request = sync_request(device.body(vec![], Some(vec![todos(0, None)])));
+        let response: ServiceResponse<_> = call_service(&app, request.to_request()).await;
+        assert_eq!(response.status().as_u16(), 200);
+        unread.push(response);
+        held.push(service.pulls.held());
+    }
+    let first = held[0];
+    let last = held[29] - held[28];
+    assert!(first > 900_000, "{first}");
+    // A row fits always, and what is small is encoded at once.
+    assert!(last < 200_000, "{last}");
+    assert!(held[29] < 4_000_000 + 30 * 200_000, "{held:?}");
+    let whole = read_body(unread.remove(0)).await;
+    assert!(whole.len() > 900_000);
+    drop(unread);
+    assert_eq!(service.pulls.held(), 0);
+    // With the memory back, an answer is as large as at first.
+    let again = device.round(vec![], Some(vec![todos(0, None)])).await;
+    assert!(again.2.len() >= whole.len());
+}
