@@ -340,7 +340,6 @@ async fn begin(
     door: TcpSocket,
 ) -> Result<(SocketAddr, Server), ServeError> {
     service.ensure().await?;
-    service.begin_backfills();
     listen(service, door)
 }
 
@@ -392,6 +391,12 @@ fn listen(
 }
 
 impl Running {
+    /// Starts working on backfills. Apart, so that whoever started the server has said
+    /// where it is before work begins that may go wrong.
+    pub fn begin_backfills(&self) {
+        self.service.begin_backfills();
+    }
+
     /// The address it really listens on.
     pub fn address(&self) -> SocketAddr {
         self.address

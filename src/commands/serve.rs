@@ -66,6 +66,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
     {
         announce("control", address)?;
     }
+    running.begin_backfills();
     if exposed {
         actix_web::rt::spawn(warn_of_exposure());
     }
