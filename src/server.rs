@@ -274,6 +274,7 @@ fn clock_bits(clock: &dyn Clock) -> u64 {
 const BACKLOG: u32 = 2048;
 
 /// Prepares the database and starts serving `config.listen`. Runs inside an actix system.
+/// Backfills wait for [`Running::begin_backfills`].
 ///
 /// # Errors
 /// Everything that keeps the server from answering; nothing stays open then.
