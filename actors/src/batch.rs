@@ -68,10 +68,12 @@ impl Drop for Finish {
 /// Runs a batch that the inbox started, answers its pushes, then tells the observer.
 pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
     let _finish = Finish(Arc::clone(&partition));
-    let (requests, waiting): (Vec<_>, Vec<_>) = pushes
-        .into_iter()
-        .map(|push| (push.request, (push.reply, push.permit)))
-        .unzip();
+    let (mut requests, mut ahead, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for push in pushes {
+        requests.push(push.request);
+        ahead.extend(push.ahead);
+        waiting.push((push.reply, push.permit));
+    }
     let requests: Arc<[PushRequest]> = requests.into();
     let service = &partition.service;
     if !requests.is_empty() {
@@ -91,6 +93,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
     let work = GroupCommit::new(
         Arc::clone(&partition),
         Arc::clone(&requests),
+        ahead,
         records,
         abandoned.clone(),
     );

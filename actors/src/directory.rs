@@ -7,7 +7,7 @@ use std::time::Duration;
 use actix::Arbiter;
 use parking_lot::Mutex;
 use tidegate_engine::backfill::page::BackfillPage;
-use tidegate_engine::model::ClientRecord;
+use tidegate_engine::model::{ClientRecord, Fetched};
 use tidegate_engine::{ClientId, LogEpoch, PartitionId};
 use tidegate_store::Declared;
 use tokio::sync::oneshot;
@@ -289,6 +289,16 @@ impl PartitionHandle {
     /// the gate refused inside the transaction; `sync.internal_error` otherwise. Repeating
     /// the request is safe after each of them.
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
+        self.push_ahead(request, None).await
+    }
+
+    /// [`Self::push`] with what was read for its commits before: while the partition
+    /// wrote other batches, perhaps.
+    pub(crate) async fn push_ahead(
+        &self,
+        request: PushRequest,
+        ahead: Option<Fetched>,
+    ) -> Result<Decisions, PushError> {
         let service = &self.partition.service;
         let admitted = Instant::now();
         // Under such an id a client could record pages as done that nobody computed.
@@ -306,6 +316,7 @@ impl PartitionHandle {
         let (reply, answer) = oneshot::channel();
         let mut push = QueuedPush {
             request,
+            ahead,
             permit,
             reply,
         };
@@ -318,7 +329,7 @@ impl PartitionHandle {
                 }
                 Queued::Waiting => break,
                 Queued::Gone(back) => {
-                    push = back;
+                    push = *back;
                     partition = service.enter(&self.partition.id);
                 }
                 Queued::Stopping => return Err(PushError::unavailable()),

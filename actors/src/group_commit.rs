@@ -20,7 +20,7 @@ use crate::error::PushError;
 use crate::partition::Partition;
 use crate::request::PushRequest;
 use crate::resolve::{self, Fate};
-use crate::view::{Missing, View};
+use crate::view::{Adopted, Missing, View};
 
 /// One commit of the batch.
 #[derive(Debug)]
@@ -34,6 +34,8 @@ struct Entry {
 pub(crate) struct GroupCommit {
     partition: Arc<Partition>,
     requests: Arc<[PushRequest]>,
+    /// What was read for the requests before the batch began.
+    ahead: Vec<Fetched>,
     /// Write-behind records.
     records: Vec<ClientRecord>,
     records_durable: bool,
@@ -76,6 +78,7 @@ impl GroupCommit {
     pub fn new(
         partition: Arc<Partition>,
         requests: Arc<[PushRequest]>,
+        ahead: Vec<Fetched>,
         records: Vec<ClientRecord>,
         abandoned: Abandoned,
     ) -> Self {
@@ -104,6 +107,7 @@ impl GroupCommit {
             sight: Sight::Unknown,
             partition,
             requests,
+            ahead,
             records,
             abandoned,
             entries,
@@ -295,6 +299,11 @@ impl GroupCommit {
         let needs = deciding::needs_of(service, &self.requests, &places);
         let expected = self.view.position();
         let mut access = self.begin(store).await?;
+        // Of use once: by then it is in the view, or too old for it.
+        let ahead = std::mem::take(&mut self.ahead);
+        if !access.is_locked() && self.view.adopt(ahead) == Adopted::Moved {
+            self.lost_race();
+        }
         let Some(fetched) = self.supply(&mut access, &needs).await? else {
             return Ok(Attempt::Moved);
         };

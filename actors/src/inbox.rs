@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tidegate_engine::model::Fetched;
 use tokio::sync::{Notify, oneshot};
 
 use crate::admission::Permit;
@@ -20,6 +21,8 @@ use crate::settings::QueueLimit;
 #[derive(Debug)]
 pub(crate) struct QueuedPush {
     pub request: PushRequest,
+    /// What was read for its commits.
+    pub ahead: Option<Fetched>,
     pub permit: Permit,
     pub reply: oneshot::Sender<Result<Decisions, PushError>>,
 }
@@ -32,7 +35,7 @@ pub(crate) enum Queued {
     /// It waits; a running batch or an earlier wake-up will get to it.
     Waiting,
     /// The partition left memory meanwhile: take a fresh one.
-    Gone(QueuedPush),
+    Gone(Box<QueuedPush>),
     /// The service stops.
     Stopping,
 }
@@ -113,7 +116,7 @@ impl Inbox {
     pub fn push(&self, push: QueuedPush) -> Queued {
         let mut state = self.state.lock();
         match state.phase {
-            Phase::Gone => return Queued::Gone(push),
+            Phase::Gone => return Queued::Gone(Box::new(push)),
             Phase::Stopping => return Queued::Stopping,
             Phase::Open => {}
         }

@@ -35,6 +35,7 @@ mod service;
 mod settings;
 mod statistics;
 mod tail;
+mod trail;
 mod view;
 
 pub use clock::{Clock, SystemClock};

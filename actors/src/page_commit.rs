@@ -424,7 +424,7 @@ impl PageCommit {
         }
     }
 
-    fn accept(&mut self, batch: &CommitBatch) -> PageOutcome {
+    fn accept(&mut self, batch: &Arc<CommitBatch>) -> PageOutcome {
         self.view.absorb(batch);
         let commits = batch.commits.clone();
         self.partition.tail.append(&commits);

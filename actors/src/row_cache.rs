@@ -89,13 +89,13 @@ impl RowCache {
         self.used = 0;
         self.slots = HashMap::new();
         self.order = BTreeMap::new();
-        self.report();
+        self.report(0);
     }
 
-    /// Tells the process's budget what is held now. Not with every row: all partitions
-    /// share that counter.
-    pub fn report(&mut self) {
-        self.share.set(self.used);
+    /// Tells the process's budget what is held now, with `beside` bytes that live and
+    /// end with these rows. Not with every row: all partitions share that counter.
+    pub fn report(&mut self, beside: usize) {
+        self.share.set(self.used + beside);
     }
 
     #[cfg(test)]
@@ -156,7 +156,7 @@ mod tests {
         assert!(cache.get(&key("a")).is_none());
         assert_eq!(cache.used, 0);
         cache.put(key("b"), ABSENT);
-        cache.report();
+        cache.report(0);
         assert_eq!(memory.held(), cache.used);
         cache.clear();
         assert_eq!(memory.held(), 0);

@@ -10,10 +10,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::backfill::serve::refused_tables;
 use tidegate_engine::gate::{self, GateRefusal, GateToken};
-use tidegate_engine::model::{ClientRecord, LogBounds};
+use tidegate_engine::model::{ClientRecord, Fetched, LogBounds, Needs};
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 use tidegate_store::{
     Preamble, RowPage, ScanQuery, Snapshot, Store, StoreError, Touch, Window, WindowQuery,
@@ -68,7 +70,8 @@ impl ServeGate {
         }
     }
 
-    /// Enters with everything that a round must know first, in one read.
+    /// Enters with everything that a round must know first, in one read, which also
+    /// reads what its commits need ([`needs_ahead`](tidegate_engine::push::needs_ahead)).
     ///
     /// # Errors
     /// [`NotServed`]
@@ -77,8 +80,12 @@ impl ServeGate {
         partition: &PartitionId,
         client: &ClientId,
         touch: Touch,
+        ahead: Needs,
     ) -> Result<(Entry<'_>, Preamble), NotServed> {
-        let preamble = self.store.read_preamble(partition, client, touch).await?;
+        let (preamble, ahead) = self
+            .store
+            .read_preamble_ahead(partition, client, touch, ahead)
+            .await?;
         let handle = self.directory.partition(partition);
         handle.observe_epoch(&preamble.registry.log_epoch);
         self.judge(&preamble.gate)?;
@@ -88,6 +95,7 @@ impl ServeGate {
             layout_floor: preamble.layout_floor,
             floor: preamble.pull_floor(),
             token: preamble.gate.clone(),
+            ahead: Mutex::new(ahead),
             handle,
         };
         Ok((entry, preamble))
@@ -170,6 +178,8 @@ pub struct Entry<'g> {
     /// As it was at the entry.
     floor: CommitSeq,
     token: GateToken,
+    /// What was read for the commits; the push takes it.
+    ahead: Mutex<Option<Fetched>>,
     handle: PartitionHandle,
 }
 
@@ -194,7 +204,8 @@ impl Entry<'_> {
     /// As there.
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
         pausing_failpoint("gate.before_push").await;
-        self.handle.push(request).await
+        let ahead = self.ahead.lock().take();
+        self.handle.push_ahead(request, ahead).await
     }
 
     /// [`PartitionHandle::bind_client`]

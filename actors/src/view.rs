@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{
-    CommitBatch, Fetched, Needs, ResultKey, ResultLookup, RowKey, RowState, RowWrite,
+    CommitBatch, Fetched, Needs, ResultKey, ResultLookup, RowKey, RowState,
 };
 use tidegate_store::StoreError;
 
@@ -13,12 +13,15 @@ use crate::access::Access;
 use crate::memory::Share;
 use crate::partition::Partition;
 use crate::row_cache::RowCache;
+use crate::trail::{Trail, position_after, state_after};
 
 /// What outlives a batch: rows as of `max`. True as long as every commit since was ours.
 #[derive(Debug)]
 pub(crate) struct Known {
     max: Option<CommitSeq>,
     rows: RowCache,
+    /// The batches that led to `max`.
+    trail: Trail,
 }
 
 impl Known {
@@ -26,6 +29,7 @@ impl Known {
         Self {
             max: None,
             rows: RowCache::new(row_cache_bytes, share),
+            trail: Trail::default(),
         }
     }
 }
@@ -36,6 +40,15 @@ pub(crate) struct View {
     known: Known,
     rows: HashMap<RowKey, RowState>,
     results: HashMap<ResultKey, ResultLookup>,
+}
+
+/// What became of reads that were made before their batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adopted {
+    /// What they know is in the view, unless it was too old.
+    Used,
+    /// One of them saw a commit of somebody else.
+    Moved,
 }
 
 /// Why needs were not supplied.
@@ -59,6 +72,27 @@ impl View {
     /// The position of the log that everything here is true at, if any is known.
     pub fn position(&self) -> Option<CommitSeq> {
         self.known.max
+    }
+
+    /// Takes over what was read for the batch before it began. Nothing is taken over
+    /// while the position of the log is not known: the reads may be older than a batch
+    /// of ours that is not known of either.
+    pub fn adopt(&mut self, reads: Vec<Fetched>) -> Adopted {
+        let Some(now) = self.known.max else {
+            return Adopted::Used;
+        };
+        if reads.iter().any(|read| read.max > now) {
+            return Adopted::Moved;
+        }
+        let found = self.known.trail.bring_forward(reads, now);
+        // What is here already is as new.
+        for (key, state) in found.rows {
+            self.rows.entry(key).or_insert(state);
+        }
+        for (key, lookup) in found.results {
+            self.results.entry(key).or_insert(lookup);
+        }
+        Adopted::Used
     }
 
     /// Answers `needs` from memory and, in one read, from the database. The answer holds
@@ -124,20 +158,11 @@ impl View {
     }
 
     /// Takes over what a batch of ours just wrote.
-    pub fn absorb(&mut self, batch: &CommitBatch) {
-        let last = batch.commits.last().map(|commit| commit.seq);
-        self.known.max = Some(last.unwrap_or(batch.expected_max));
+    pub fn absorb(&mut self, batch: &Arc<CommitBatch>) {
+        self.known.max = Some(position_after(batch));
+        self.known.trail.append(batch);
         for write in &batch.rows {
-            let (key, state) = match write {
-                RowWrite::Put { key, row, .. } => (key, RowState::Present(Arc::clone(row))),
-                RowWrite::Delete { key, tombstone } => (
-                    key,
-                    RowState::Absent {
-                        tombstone: Some(*tombstone),
-                    },
-                ),
-            };
-            self.rows.insert(key.clone(), state);
+            self.rows.insert(write.key().clone(), state_after(write));
         }
         for (key, result) in &batch.results {
             self.results
@@ -149,6 +174,7 @@ impl View {
     pub fn forget(&mut self) {
         self.known.max = None;
         self.known.rows.clear();
+        self.known.trail.clear();
         self.rows.clear();
         self.results.clear();
     }
@@ -158,7 +184,7 @@ impl View {
         for (key, state) in self.rows {
             self.known.rows.put(key, state);
         }
-        self.known.rows.report();
+        self.known.rows.report(self.known.trail.bytes());
         self.known
     }
 }

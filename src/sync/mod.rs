@@ -18,8 +18,9 @@ use ssp2::{
 };
 use tidegate_actors::{Entry, PushRequest};
 use tidegate_engine::hooks::Allowed;
-use tidegate_engine::model::{ClientRecord, LogBounds};
+use tidegate_engine::model::{ClientRecord, LogBounds, Needs};
 use tidegate_engine::pull::{Identity as Author, SubOutcome, client_record_after};
+use tidegate_engine::push;
 use tidegate_engine::round::{
     Admission, AdmittedRound, AdmittedSub, PullLimits, RoundContext, admit,
 };
@@ -36,6 +37,9 @@ pub use failure::Failure;
 
 /// Bodies beyond that are decoded on another thread.
 const DECODE_INLINE_BYTES: usize = 256 * 1024;
+
+/// What pushes with more operations need is not read ahead.
+const AHEAD_OPERATIONS: usize = 200;
 
 /// The registry's authentication time is refreshed at most that often, milliseconds.
 const TOUCH_EVERY_MS: i64 = 5_000;
@@ -65,7 +69,11 @@ pub async fn round(
         refresh_after_ms: TOUCH_EVERY_MS,
     };
     check_breadth(&request, &service.config.limits)?;
-    let (entry, preamble) = service.gate.enter(partition, &client_id, touch).await?;
+    let ahead = needs_ahead(service, &client_id, &request);
+    let (entry, preamble) = service
+        .gate
+        .enter(partition, &client_id, touch, ahead)
+        .await?;
 
     let known = entry
         .pending_client(&client_id)
@@ -161,6 +169,20 @@ fn check_breadth(request: &Request, limits: &Limits) -> Result<(), SyncError> {
         return Ok(());
     };
     Err(SyncError::new(ErrorCode::InvalidSubscription, message))
+}
+
+/// What the commits of a request of ordinary size need, read with the preamble. The
+/// batch of a larger one reads for itself.
+fn needs_ahead(service: &Service, client_id: &ClientId, request: &Request) -> Needs {
+    let commits = request.frames.iter().filter_map(|frame| match frame {
+        RequestFrame::PushCommit(commit) => Some(commit),
+        _ => None,
+    });
+    let operations: usize = commits.clone().map(|commit| commit.operations.len()).sum();
+    if operations > AHEAD_OPERATIONS {
+        return Needs::default();
+    }
+    push::needs_ahead(&service.schema, client_id, request.version, commits)
 }
 
 fn client_of(request: &Request) -> Result<ClientId, Failure> {

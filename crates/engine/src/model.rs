@@ -155,6 +155,15 @@ pub enum RowWrite {
     },
 }
 
+impl RowWrite {
+    /// The row that is written.
+    pub fn key(&self) -> &RowKey {
+        match self {
+            Self::Put { key, .. } | Self::Delete { key, .. } => key,
+        }
+    }
+}
+
 /// One partition's group commit: everything that becomes durable together.
 #[derive(Debug, Clone)]
 pub struct CommitBatch {

@@ -284,6 +284,21 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         touch: Touch,
     ) -> Result<Preamble, StoreError>;
 
+    /// [`Store::read_preamble`], and in the same round trip what the request's commits
+    /// will need: rows and results, no children. `None` = it was not read with it; the
+    /// batch reads it then. As in [`Store::read_needs`] nothing read is older than `max`.
+    async fn read_preamble_ahead(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+        ahead: Needs,
+    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
+        let _ = ahead;
+        let preamble = self.read_preamble(partition, client, touch).await?;
+        Ok((preamble, None))
+    }
+
     /// The gate token and the bounds, fresh.
     async fn read_gate(
         &self,

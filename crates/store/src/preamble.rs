@@ -2,8 +2,9 @@
 
 use tidegate_engine::CommitSeq;
 use tidegate_engine::gate::GateToken;
-use tidegate_engine::model::{ClientRecord, LogBounds, Registry};
+use tidegate_engine::model::{ClientRecord, Fetched, LogBounds, Needs, Registry};
 
+use crate::error::StoreError;
 use crate::{Preamble, Touch};
 
 /// Bounds and layout floor of a view.
@@ -21,6 +22,17 @@ pub(crate) struct Found {
     /// With the time of the last authentication, epoch milliseconds.
     pub(crate) registry: Option<(Registry, i64)>,
     pub(crate) client: Option<ClientRecord>,
+    /// What the request's commits need, if it was read as well.
+    pub(crate) ahead: Option<Fetched>,
+}
+
+/// Keys that are read ahead with one statement, at most; whoever's come on top of that
+/// are read by their batch.
+pub(crate) const AHEAD_KEYS: usize = 4_000;
+
+/// How many keys reading `needs` takes.
+pub(crate) fn keys(needs: &Needs) -> usize {
+    needs.rows.len() + needs.results.len()
 }
 
 impl Found {
@@ -31,15 +43,19 @@ impl Found {
             .is_some_and(|(_, at)| touch.now_ms.saturating_sub(*at) <= touch.refresh_after_ms)
     }
 
-    /// The preamble, once the partition is registered.
-    pub(crate) fn registered(self) -> Option<Preamble> {
-        let (registry, _) = self.registry?;
-        Some(Preamble {
+    /// The preamble and what was read with it, once the partition is registered.
+    ///
+    /// # Errors
+    /// [`StoreError::UnknownPartition`] before that.
+    pub(crate) fn registered(self) -> Result<(Preamble, Option<Fetched>), StoreError> {
+        let (registry, _) = self.registry.ok_or(StoreError::UnknownPartition)?;
+        let preamble = Preamble {
             registry,
             gate: self.gate,
             bounds: self.view.bounds,
             layout_floor: self.view.layout_floor,
             client: self.client,
-        })
+        };
+        Ok((preamble, self.ahead))
     }
 }

@@ -44,7 +44,7 @@ pub use hooks::{
     BlobLookup, CandidateReader, CandidateRow, CommitRefusal, PlanFailure, PlanReactions,
     PlannedReaction, PushHooks, StagedCommit, StagedOperation, Unread, ValidateCommit,
 };
-pub use needs::{initial_needs, referenced_blobs};
+pub use needs::{initial_needs, needs_ahead, referenced_blobs};
 pub use stored_result::{decode_push_result, encode_push_result};
 
 /// How many operations references may append to one commit by default (§6.11).

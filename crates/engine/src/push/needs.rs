@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use ssp2::{OperationKind, SparseRow, Value};
+use ssp2::{Operation, OperationKind, PushCommit, SparseRow, Value, WireVersion};
 
+use crate::ClientId;
 use crate::hooks::Allowed;
 use crate::keys::render_key;
-use crate::model::{Needs, RowKey};
-use crate::schema::{OnDelete, Table};
+use crate::model::{Needs, ResultKey, RowKey};
+use crate::schema::{OnDelete, Schema, Table};
 
 use super::references::children_of;
 use super::rows::{blob_ids, decode_payload};
@@ -29,34 +30,61 @@ pub fn initial_needs(env: &PushEnv<'_>, push: &PushInput<'_>) -> Needs {
         let Some(table) = env.schema.table(&operation.table) else {
             continue;
         };
-        let row_id: Arc<str> = operation.row_id.as_str().into();
-        match &operation.kind {
-            OperationKind::Delete => {
-                for (child, reference) in references_to(env.schema, table.id) {
-                    let wanted = match reference.on_delete {
-                        OnDelete::Restrict => 1,
-                        OnDelete::Cascade | OnDelete::SetNull => env.cascade_cap.saturating_add(1),
-                    };
-                    let of = children_of(child.id, reference.column, &row_id);
-                    // Siblings may be staged over what is read.
-                    needs
-                        .children
-                        .insert(of.limited(wanted.saturating_add(operations)));
-                }
+        if matches!(operation.kind, OperationKind::Delete) {
+            let row_id: Arc<str> = operation.row_id.as_str().into();
+            for (child, reference) in references_to(env.schema, table.id) {
+                let wanted = match reference.on_delete {
+                    OnDelete::Restrict => 1,
+                    OnDelete::Cascade | OnDelete::SetNull => env.cascade_cap.saturating_add(1),
+                };
+                let of = children_of(child.id, reference.column, &row_id);
+                // Siblings may be staged over what is read.
+                needs
+                    .children
+                    .insert(of.limited(wanted.saturating_add(operations)));
             }
-            OperationKind::Upsert(payload) if !table.references.is_empty() => {
-                if let Ok(payload) = decode_payload(table, push.wire, payload) {
-                    needs.rows.extend(parents(table, &payload));
-                }
-            }
-            OperationKind::Upsert(_) => {}
         }
-        needs.rows.insert(RowKey {
-            table: table.id,
-            row_id,
-        });
+        needs.rows.extend(rows_of(table, push.wire, operation));
     }
     needs
+}
+
+/// What can be read for the commits of one request before it is known what its actor
+/// may do: their recorded results, target rows and parents. Nothing is decided by it.
+pub fn needs_ahead<'a>(
+    schema: &Schema,
+    client_id: &ClientId,
+    wire: WireVersion,
+    commits: impl IntoIterator<Item = &'a PushCommit>,
+) -> Needs {
+    let mut needs = Needs::default();
+    for commit in commits {
+        needs.results.insert(ResultKey {
+            client_id: client_id.clone(),
+            client_commit_id: commit.client_commit_id.as_str().into(),
+        });
+        for operation in &commit.operations {
+            if let Some(table) = schema.table(&operation.table) {
+                needs.rows.extend(rows_of(table, wire, operation));
+            }
+        }
+    }
+    needs
+}
+
+/// The target row of an operation, and the parents that its payload names.
+fn rows_of(table: &Table, wire: WireVersion, operation: &Operation) -> Vec<RowKey> {
+    let mut rows = vec![RowKey {
+        table: table.id,
+        row_id: operation.row_id.as_str().into(),
+    }];
+    if let OperationKind::Upsert(payload) = &operation.kind
+        && !table.references.is_empty()
+        && let Ok(payload) = decode_payload(table, wire, payload)
+    {
+        rows.extend(parents(table, &payload));
+    }
+    rows
 }
 
 fn parents(table: &Table, payload: &SparseRow) -> impl Iterator<Item = RowKey> {

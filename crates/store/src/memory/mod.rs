@@ -19,6 +19,7 @@ pub use faults::{CommitFault, Faults};
 
 use crate::error::{CommitError, StoreError};
 use crate::operating::{Grant, PartitionSummary};
+use crate::preamble::keys;
 use crate::{
     CheckpointStore, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned, RowPage,
     ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
@@ -214,6 +215,21 @@ impl Store for MemoryStore {
             layout_floor: found.layout_floor,
             client: found.clients.get(client).cloned(),
         })
+    }
+
+    async fn read_preamble_ahead(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+        ahead: Needs,
+    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
+        let preamble = self.read_preamble(partition, client, touch).await?;
+        if keys(&ahead) == 0 {
+            return Ok((preamble, None));
+        }
+        let fetched = self.read_needs(partition, &ahead).await?;
+        Ok((preamble, Some(fetched)))
     }
 
     async fn read_gate(

@@ -166,11 +166,13 @@ impl PostgresStore {
         &self,
         partition: &PartitionId,
         client: Option<&ClientId>,
+        ahead: Needs,
     ) -> Result<Found, StoreError> {
         let question = Question {
-            running: self.plan()?.version(),
+            plan: self.plan()?,
             partition: partition.as_str().to_owned(),
             client: client.map(|id| id.as_str().to_owned()),
+            ahead,
         };
         let pool = self.pools()?.short;
         self.preambles.read(&self.driver, pool, question).await
@@ -424,10 +426,24 @@ impl Store for PostgresStore {
         client: &ClientId,
         touch: Touch,
     ) -> Result<Preamble, StoreError> {
+        let ahead = Needs::default();
+        let (preamble, _) = self
+            .read_preamble_ahead(partition, client, touch, ahead)
+            .await?;
+        Ok(preamble)
+    }
+
+    async fn read_preamble_ahead(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+        ahead: Needs,
+    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
         if !accepted::text(partition.as_str()) {
             return Err(StoreError::UnknownPartition);
         }
-        let found = self.preamble(partition, Some(client)).await?;
+        let found = self.preamble(partition, Some(client), ahead).await?;
         match &found.registry {
             Some(_) if found.is_fresh(&touch) => {}
             Some(_) => {
@@ -447,18 +463,19 @@ impl Store for PostgresStore {
             }
             None => {
                 self.register(partition, touch).await?;
-                let found = self.preamble(partition, Some(client)).await?;
-                return found.registered().ok_or(StoreError::UnknownPartition);
+                let nothing = Needs::default();
+                let found = self.preamble(partition, Some(client), nothing).await?;
+                return found.registered();
             }
         }
-        found.registered().ok_or(StoreError::UnknownPartition)
+        found.registered()
     }
 
     async fn read_gate(
         &self,
         partition: &PartitionId,
     ) -> Result<(GateToken, LogBounds), StoreError> {
-        let found = self.preamble(partition, None).await?;
+        let found = self.preamble(partition, None, Needs::default()).await?;
         Ok((found.gate, found.view.bounds))
     }
 

@@ -10,20 +10,22 @@ use std::time::Duration;
 
 use bb8::Pool;
 use tidegate_engine::gate::{GateToken, PendingCheckpoint};
-use tidegate_engine::model::{ClientRecord, LogBounds, Registry};
-use tidegate_engine::{CommitSeq, LogEpoch, SchemaVersion};
+use tidegate_engine::model::{ClientRecord, LogBounds, Needs, Registry};
+use tidegate_engine::{CommitSeq, LogEpoch};
 use tokio::sync::oneshot;
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
+use super::batch::Step;
 use super::connection::{Manager, Session};
 use super::driver::Driver;
 use super::failure::during;
-use super::read::{client_record, schema_version};
+use super::plan::Plan;
+use super::read::{self as read, client_record, schema_version};
 use super::turns::{Turns, patiently};
 use super::writer::lost;
 use crate::error::StoreError;
-use crate::preamble::{Found, View};
+use crate::preamble::{AHEAD_KEYS, Found, View, keys};
 
 /// Parameters: running version, partitions, then partitions and clients as pairs.
 /// A partition's row has its position among the partitions, a client's the negative
@@ -52,13 +54,14 @@ const CONTEXT: &str = "reading a preamble";
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What a request wants to know.
-#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Question {
-    /// The running version.
-    pub(super) running: SchemaVersion,
+    /// Of the running version.
+    pub(super) plan: Arc<Plan>,
     pub(super) partition: String,
     /// `None` for the gate alone.
     pub(super) client: Option<String>,
+    /// What is read along for the request's commits.
+    pub(super) ahead: Needs,
 }
 
 struct Waiting {
@@ -99,16 +102,17 @@ impl Preambles {
 async fn serve(pool: &Pool<Manager>, mut waiting: Vec<Waiting>) {
     waiting.retain(|request| !request.reply.is_closed());
     // One version runs but for the moment of a schema's change.
-    while let Some(running) = waiting.first().map(|request| request.question.running) {
+    while let Some(first) = waiting.first() {
+        let plan = Arc::clone(&first.question.plan);
         let (these, others) = waiting
             .into_iter()
-            .partition(|request| request.question.running == running);
+            .partition(|request| Arc::ptr_eq(&request.question.plan, &plan));
         waiting = others;
-        serve_version(pool, running, these).await;
+        serve_version(pool, &plan, these).await;
     }
 }
 
-async fn serve_version(pool: &Pool<Manager>, running: SchemaVersion, waiting: Vec<Waiting>) {
+async fn serve_version(pool: &Pool<Manager>, plan: &Plan, waiting: Vec<Waiting>) {
     let (questions, replies): (Vec<Question>, Vec<_>) = waiting
         .into_iter()
         .map(|request| (request.question, request.reply))
@@ -117,7 +121,7 @@ async fn serve_version(pool: &Pool<Manager>, running: SchemaVersion, waiting: Ve
         Ok(lease) => lease,
         Err(error) => return refuse(replies, error),
     };
-    match read(&mut lease, running, &questions).await {
+    match read(&mut lease, plan, &questions).await {
         Ok(answers) => {
             for (reply, answer) in replies.into_iter().zip(answers) {
                 // A caller that hung up is not told.
@@ -125,10 +129,12 @@ async fn serve_version(pool: &Pool<Manager>, running: SchemaVersion, waiting: Ve
             }
         }
         Err(error @ (StoreError::Unavailable(_) | StoreError::Closed)) => refuse(replies, error),
-        // A failure of the shared statement is nobody's own: each reads for itself.
+        // A failure of the shared statements is nobody's own: each reads for itself, and
+        // nothing ahead, which may have been what failed.
         Err(_) => {
-            for (reply, question) in replies.into_iter().zip(questions) {
-                let answer = read(&mut lease, running, std::slice::from_ref(&question)).await;
+            for (reply, mut question) in replies.into_iter().zip(questions) {
+                question.ahead = Needs::default();
+                let answer = read(&mut lease, plan, std::slice::from_ref(&question)).await;
                 let one = answer.and_then(|all| all.into_iter().next().ok_or_else(lost));
                 let _ = reply.send(one);
             }
@@ -147,7 +153,7 @@ fn refuse(replies: Vec<oneshot::Sender<Result<Found, StoreError>>>, error: Store
 /// One answer per question, in order.
 pub(super) async fn read(
     session: &mut Session,
-    running: SchemaVersion,
+    plan: &Plan,
     questions: &[Question],
 ) -> Result<Vec<Found>, StoreError> {
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -172,14 +178,19 @@ pub(super) async fn read(
                 clients.len() - 1
             });
     }
-    let version = i64::from(running.0);
-    let rows = session
-        .query(
-            PREAMBLES,
-            &[&version, &partitions, &client_partitions, &clients],
-        )
-        .await
-        .map_err(during(CONTEXT))?;
+    let step = Step {
+        sql: PREAMBLES,
+        params: vec![
+            Box::new(i64::from(plan.version().0)),
+            Box::new(partitions.clone()),
+            Box::new(client_partitions),
+            Box::new(clients.clone()),
+        ],
+    };
+    let ahead = read_ahead(questions);
+    let wanted: Vec<read::Asked<'_>> = ahead.iter().flatten().copied().collect();
+    let (rows, fetched) = read::with_needs(session, plan, step, &wanted).await?;
+    let mut fetched = fetched.into_iter();
     let mut found: Vec<Option<Found>> = vec![None; partitions.len()];
     let mut records: Vec<Option<ClientRecord>> = vec![None; clients.len()];
     for row in &rows {
@@ -195,7 +206,8 @@ pub(super) async fn read(
     }
     questions
         .iter()
-        .map(|question| {
+        .zip(ahead)
+        .map(|(question, ahead)| {
             let shared = places
                 .get(&*question.partition)
                 .and_then(|at| found.get(*at)?.clone())
@@ -203,7 +215,25 @@ pub(super) async fn read(
             let client = known_client(question)
                 .and_then(|client| asked.get(&(&*question.partition, client)))
                 .and_then(|at| records.get(*at)?.clone());
-            Ok(Found { client, ..shared })
+            Ok(Found {
+                client,
+                ahead: ahead.and_then(|_| fetched.next()),
+                ..shared
+            })
+        })
+        .collect()
+}
+
+/// What is read ahead for each question, as much as one trip may read.
+fn read_ahead(questions: &[Question]) -> Vec<Option<read::Asked<'_>>> {
+    let mut left = AHEAD_KEYS;
+    questions
+        .iter()
+        .map(|question| {
+            let keys = keys(&question.ahead);
+            let taken = keys > 0 && keys <= left;
+            left -= if taken { keys } else { 0 };
+            taken.then_some((&*question.partition, &question.ahead))
         })
         .collect()
 }
@@ -245,6 +275,7 @@ fn partition(row: &Row) -> Result<Found, StoreError> {
             },
             registry,
             client: None,
+            ahead: None,
         })
     };
     let mut found = read().map_err(during(CONTEXT))?;

@@ -16,7 +16,7 @@ use tidegate_engine::{ActorId, ClientId, CommitSeq, SchemaVersion, TableId};
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
-use super::batch::array;
+use super::batch::{Step, array};
 use super::connection::{Param, Session, references};
 use super::failure::during;
 use super::pipeline::in_order;
@@ -93,6 +93,8 @@ pub(super) fn stored_row(row: &Row, at: usize) -> Result<StoredRow, StoreError> 
     })
 }
 
+const CONTEXT: &str = "reading what a batch needs";
+
 /// What one partition's batch asks for.
 pub(super) type Asked<'a> = (&'a str, &'a Needs);
 
@@ -126,28 +128,10 @@ pub(super) async fn needs(
     plan: &Plan,
     asked: &[Asked<'_>],
 ) -> Result<Vec<Fetched>, StoreError> {
-    let context = "reading what a batch needs";
     let reads = reads(plan, asked);
-    let statements = session
-        .prepare_all(reads.iter().map(|read| read.sql))
-        .await
-        .map_err(during(context))?;
-    let client = &session.client;
-    let futures = reads
-        .iter()
-        .zip(&statements)
-        .map(
-            |(read, statement)| -> BoxFuture<'_, Result<Vec<Row>, Error>> {
-                Box::pin(async move { client.query(statement, &references(&read.params)).await })
-            },
-        )
-        .collect();
-    let mut found: Vec<Collected<'_>> = asked.iter().map(|_| Collected::default()).collect();
-    for (read, rows) in reads.iter().zip(in_order(futures).await) {
-        for row in rows.map_err(during(context))? {
-            take(&mut found, &read.answers, &row)?;
-        }
-    }
+    let steps = reads.iter().map(|read| (read.sql, &*read.params));
+    let answers = pipelined(session, steps).await?;
+    let found = collect(asked, &reads, answers)?;
     let mut all = Vec::with_capacity(asked.len());
     for (found, (partition, needs)) in found.into_iter().zip(asked) {
         let mut fetched = found.answer(needs);
@@ -161,6 +145,72 @@ pub(super) async fn needs(
         all.push(fetched);
     }
     Ok(all)
+}
+
+/// [`needs`] behind another statement in the same round trip, whose rows come first.
+/// Nobody asks for children here.
+pub(super) async fn with_needs(
+    session: &mut Session,
+    plan: &Plan,
+    first: Step<'_>,
+    asked: &[Asked<'_>],
+) -> Result<(Vec<Row>, Vec<Fetched>), StoreError> {
+    let reads = if asked.is_empty() {
+        Vec::new()
+    } else {
+        reads(plan, asked)
+    };
+    let steps = std::iter::once((first.sql, &*first.params))
+        .chain(reads.iter().map(|read| (read.sql, &*read.params)));
+    let mut answers = pipelined(session, steps).await?.into_iter();
+    let rows = answers.next().unwrap_or_default();
+    let found = collect(asked, &reads, answers)?;
+    let fetched = found.into_iter().zip(asked);
+    Ok((
+        rows,
+        fetched
+            .map(|(found, (_, needs))| found.answer(needs))
+            .collect(),
+    ))
+}
+
+/// The rows of statements that are sent together.
+async fn pipelined<'a>(
+    session: &mut Session,
+    steps: impl Iterator<Item = (&'a str, &'a [Param<'a>])> + Clone,
+) -> Result<Vec<Vec<Row>>, StoreError> {
+    let statements = session
+        .prepare_all(steps.clone().map(|(sql, _)| sql))
+        .await
+        .map_err(during(CONTEXT))?;
+    let client = &session.client;
+    let futures = steps
+        .zip(&statements)
+        .map(
+            |((_, params), statement)| -> BoxFuture<'_, Result<Vec<Row>, Error>> {
+                Box::pin(async move { client.query(statement, &references(params)).await })
+            },
+        )
+        .collect();
+    in_order(futures)
+        .await
+        .into_iter()
+        .map(|rows| rows.map_err(during(CONTEXT)))
+        .collect()
+}
+
+fn collect<'a>(
+    asked: &[Asked<'a>],
+    reads: &[Read<'a>],
+    answers: impl IntoIterator<Item = Vec<Row>>,
+) -> Result<Vec<Collected<'a>>, StoreError> {
+    let mut found: Vec<Collected<'a>> = asked.iter().map(|_| Collected::default()).collect();
+    for (read, rows) in reads.iter().zip(answers) {
+        for row in rows {
+            take(&mut found, &read.answers, &row)?;
+        }
+    }
+    Ok(found)
 }
 
 fn reads<'a>(plan: &'a Plan, asked: &[Asked<'a>]) -> Vec<Read<'a>> {
@@ -318,12 +368,11 @@ fn take<'a>(
     answers: &Answers<'a>,
     row: &Row,
 ) -> Result<(), StoreError> {
-    let context = "reading what a batch needs";
     let lost = || StoreError::Corrupt {
         what: "an answer's position",
     };
     let place = |column: usize| -> Result<usize, StoreError> {
-        let position: i64 = row.try_get(column).map_err(during(context))?;
+        let position: i64 = row.try_get(column).map_err(during(CONTEXT))?;
         usize::try_from(position - 1).map_err(|_| lost())
     };
     match answers {
@@ -332,12 +381,12 @@ fn take<'a>(
             tombstones,
         } => {
             let at = place(1)?;
-            let seq = || row.try_get(2).map(CommitSeq).map_err(during(context));
-            match row.try_get::<_, i32>(0).map_err(during(context))? {
+            let seq = || row.try_get(2).map(CommitSeq).map_err(during(CONTEXT));
+            match row.try_get::<_, i32>(0).map_err(during(CONTEXT))? {
                 0 => found.get_mut(at).ok_or_else(lost)?.max = seq()?,
                 1 => {
                     let (at, key) = results.get(at).ok_or_else(lost)?;
-                    let text: &str = row.try_get(3).map_err(during(context))?;
+                    let text: &str = row.try_get(3).map_err(during(CONTEXT))?;
                     let result = decode_push_result(text)
                         .map_or(ResultLookup::Unreadable, |result| {
                             ResultLookup::Found(Arc::new(result))
@@ -363,7 +412,7 @@ fn take<'a>(
             let (row_id, start) = if row.len() == 5 {
                 (Arc::clone(&key.parent_row), 1)
             } else {
-                let row_id: &str = row.try_get(1).map_err(during(context))?;
+                let row_id: &str = row.try_get(1).map_err(during(CONTEXT))?;
                 (row_id.into(), 2)
             };
             let child = RowKey {

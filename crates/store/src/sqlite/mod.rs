@@ -230,16 +230,30 @@ impl Store for SqliteStore {
         client: &ClientId,
         touch: Touch,
     ) -> Result<Preamble, StoreError> {
+        let ahead = Needs::default();
+        let (preamble, _) = self
+            .read_preamble_ahead(partition, client, touch, ahead)
+            .await?;
+        Ok(preamble)
+    }
+
+    async fn read_preamble_ahead(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+        ahead: Needs,
+    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
         let plan = self.plan()?;
-        let read = || {
+        let read = |ahead| {
             let plan = Arc::clone(&plan);
             self.preambles
-                .read(&self.readers, plan, partition, Some(client))
+                .read(&self.readers, plan, partition, Some(client), ahead)
         };
-        let found = read().await?;
+        let found = read(ahead).await?;
         let known = found.registry.is_some();
         if found.is_fresh(&touch) {
-            return found.registered().ok_or(StoreError::UnknownPartition);
+            return found.registered();
         }
         let name = partition.clone();
         let write = move |connection: &rusqlite::Connection| {
@@ -248,11 +262,10 @@ impl Store for SqliteStore {
         if known {
             // Nobody's answer depends on the refreshed time: the request does not wait for it.
             self.writer.offer(write);
-            return found.registered().ok_or(StoreError::UnknownPartition);
+            return found.registered();
         }
         self.write(write).await?;
-        let found = read().await?;
-        found.registered().ok_or(StoreError::UnknownPartition)
+        read(Needs::default()).await?.registered()
     }
 
     async fn read_gate(
@@ -262,7 +275,7 @@ impl Store for SqliteStore {
         let plan = self.plan()?;
         let found = self
             .preambles
-            .read(&self.readers, plan, partition, None)
+            .read(&self.readers, plan, partition, None, Needs::default())
             .await?;
         Ok((found.gate, found.view.bounds))
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
+use tidegate_engine::model::Needs;
 use tidegate_engine::{ClientId, PartitionId};
 use tokio::sync::oneshot;
 
@@ -14,11 +15,12 @@ use super::plan::Plan;
 use super::read;
 use super::readers::{Readers, in_one_view, read_lost};
 use crate::error::StoreError;
-use crate::preamble::Found;
+use crate::preamble::{AHEAD_KEYS, Found, keys};
 
 struct Waiting {
     partition: PartitionId,
     client: Option<ClientId>,
+    ahead: Needs,
     plan: Arc<Plan>,
     reply: oneshot::Sender<Result<Found, StoreError>>,
 }
@@ -35,6 +37,7 @@ impl Preambles {
         plan: Arc<Plan>,
         partition: &PartitionId,
         client: Option<&ClientId>,
+        ahead: Needs,
     ) -> Result<Found, StoreError> {
         let (reply, answer) = oneshot::channel();
         let first = {
@@ -42,6 +45,7 @@ impl Preambles {
             waiting.push(Waiting {
                 partition: partition.clone(),
                 client: client.cloned(),
+                ahead,
                 plan,
                 reply,
             });
@@ -62,11 +66,12 @@ impl Preambles {
         waiting.retain(|request| !request.reply.is_closed());
         waiting.sort_by(|a, b| a.partition.cmp(&b.partition));
         let mut answers = Vec::with_capacity(waiting.len());
+        let mut keys_left = AHEAD_KEYS;
         let view = in_one_view(connection, |connection| {
             for group in
                 waiting.chunk_by(|a, b| a.partition == b.partition && Arc::ptr_eq(&a.plan, &b.plan))
             {
-                read_group(connection, group, &mut answers)?;
+                read_group(connection, group, &mut keys_left, &mut answers)?;
             }
             Ok(())
         });
@@ -96,13 +101,14 @@ impl Preambles {
 fn read_group(
     connection: &Connection,
     group: &[Waiting],
+    keys_left: &mut usize,
     answers: &mut Vec<Found>,
 ) -> Result<(), StoreError> {
     let mut shared: Option<Found> = None;
     for request in group {
         let partition = request.partition.as_str();
         let client = request.client.as_ref().map(ClientId::as_str);
-        let found = match &shared {
+        let mut found = match &shared {
             None => read::preamble(connection, &request.plan, partition, client)?,
             Some(shared) => Found {
                 client: match client {
@@ -114,6 +120,12 @@ fn read_group(
         };
         if shared.is_none() {
             shared = Some(found.clone());
+        }
+        let keys = keys(&request.ahead);
+        if keys > 0 && keys <= *keys_left {
+            *keys_left -= keys;
+            let needs = &request.ahead;
+            found.ahead = Some(read::needs(connection, &request.plan, partition, needs)?);
         }
         answers.push(found);
     }

@@ -118,6 +118,7 @@ pub(super) fn preamble(
             },
             registry,
             client: None,
+            ahead: None,
         })
     };
     let mut found = read().map_err(during("reading a preamble"))?;
