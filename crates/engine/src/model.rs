@@ -132,10 +132,21 @@ pub enum ResultLookup {
     Unreadable,
 }
 
+/// What a put takes the place of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Nothing: the row is new, and no index holds an entry of it.
+    Nothing,
+    /// The tombstone of a deleted row, which must go.
+    Tombstone,
+    /// A stored row, perhaps.
+    Row,
+}
+
 /// A row's last state in a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RowWrite {
-    /// Insert or replace; clears a tombstone.
+    /// Insert or replace.
     Put {
         /// Row.
         key: RowKey,
@@ -143,8 +154,8 @@ pub enum RowWrite {
         row: Arc<StoredRow>,
         /// Decoded values, for materialized columns.
         values: Arc<[Value]>,
-        /// Whether a tombstone may exist that must go.
-        clears_tombstone: bool,
+        /// What is stored in its place.
+        over: Over,
     },
     /// Delete, its scope and blob index entries included, and leave a tombstone.
     Delete {

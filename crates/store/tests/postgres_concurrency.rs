@@ -7,7 +7,7 @@ mod postgres_support;
 
 use std::sync::Arc;
 
-use postgres_support::{Postgres, one, prepare, spawn, until_waiting};
+use postgres_support::{BOTH, Postgres, one, prepare, spawn, until_waiting};
 use tidegate_engine::model::{Needs, RowKey, RowState};
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{CommitSeq, SchemaVersion};
@@ -54,77 +54,81 @@ async fn sequences(client: &Client) -> (i64, Vec<i64>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_locking_writer_interleaved_at_every_step_loses_and_doubles_nothing() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (other, watch) = (database.connect().await, database.connect().await);
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "first")))
-        .await
-        .unwrap();
-    for before in 0..=OTHERS_STEPS.len() {
-        let (head, _) = sequences(&watch).await;
-        for step in &OTHERS_STEPS[..before] {
-            other.batch_execute(step).await.unwrap();
-        }
-        let ours = spawn(&store, one(&schema, head, &format!("n{before}")));
-        // From its row lock to its COMMIT the other holds us off.
-        let held = (2..OTHERS_STEPS.len()).contains(&before);
-        let outcome = if held {
-            until_waiting(&watch, 1).await;
-            None
-        } else {
-            Some(ours.await.unwrap())
-        };
-        for step in &OTHERS_STEPS[before..] {
-            other.batch_execute(step).await.unwrap();
-        }
-        let outcome = match outcome {
-            Some(outcome) => outcome,
-            None => Err(CommitError::SequenceMoved),
-        };
-        if before < 2 {
-            outcome.unwrap();
-        } else {
-            assert!(
-                matches!(outcome, Err(CommitError::SequenceMoved)),
-                "{before}"
-            );
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (other, watch) = (database.connect().await, database.connect().await);
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "first")))
+            .await
+            .unwrap();
+        for before in 0..=OTHERS_STEPS.len() {
+            let (head, _) = sequences(&watch).await;
+            for step in &OTHERS_STEPS[..before] {
+                other.batch_execute(step).await.unwrap();
+            }
+            let ours = spawn(&store, make(&schema, head, &format!("n{before}")));
+            // From its row lock to its COMMIT the other holds us off.
+            let held = (2..OTHERS_STEPS.len()).contains(&before);
+            let outcome = if held {
+                until_waiting(&watch, 1).await;
+                None
+            } else {
+                Some(ours.await.unwrap())
+            };
+            for step in &OTHERS_STEPS[before..] {
+                other.batch_execute(step).await.unwrap();
+            }
+            let outcome = match outcome {
+                Some(outcome) => outcome,
+                None => Err(CommitError::SequenceMoved),
+            };
+            if before < 2 {
+                outcome.unwrap();
+            } else {
+                assert!(
+                    matches!(outcome, Err(CommitError::SequenceMoved)),
+                    "{before}"
+                );
+            }
+            let (head, seqs) = sequences(&watch).await;
+            assert_eq!(seqs, (1..=head).collect::<Vec<_>>(), "{before}");
+            // Decided again on the new head, it stands.
+            if before >= 2 {
+                store
+                    .commit_batch(Arc::new(make(&schema, head, &format!("n{before}"))))
+                    .await
+                    .unwrap();
+            }
         }
         let (head, seqs) = sequences(&watch).await;
-        assert_eq!(seqs, (1..=head).collect::<Vec<_>>(), "{before}");
-        // Decided again on the new head, it stands.
-        if before >= 2 {
-            store
-                .commit_batch(Arc::new(one(&schema, head, &format!("n{before}"))))
-                .await
-                .unwrap();
-        }
+        assert_eq!(head, 1 + 2 * (OTHERS_STEPS.len() as i64 + 1));
+        assert_eq!(seqs, (1..=head).collect::<Vec<_>>());
     }
-    let (head, seqs) = sequences(&watch).await;
-    assert_eq!(head, 1 + 2 * (OTHERS_STEPS.len() as i64 + 1));
-    assert_eq!(seqs, (1..=head).collect::<Vec<_>>());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_held_off_by_a_row_lock_sees_the_moved_head() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (other, watch) = (database.connect().await, database.connect().await);
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "first")))
-        .await
-        .unwrap();
-    for step in &OTHERS_STEPS[..4] {
-        other.batch_execute(step).await.unwrap();
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (other, watch) = (database.connect().await, database.connect().await);
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "first")))
+            .await
+            .unwrap();
+        for step in &OTHERS_STEPS[..4] {
+            other.batch_execute(step).await.unwrap();
+        }
+        let ours = spawn(&store, make(&schema, 1, "n"));
+        until_waiting(&watch, 1).await;
+        other.batch_execute("COMMIT").await.unwrap();
+        assert!(matches!(
+            ours.await.unwrap(),
+            Err(CommitError::SequenceMoved)
+        ));
+        assert_eq!(sequences(&watch).await, (2, vec![1, 2]));
     }
-    let ours = spawn(&store, one(&schema, 1, "n"));
-    until_waiting(&watch, 1).await;
-    other.batch_execute("COMMIT").await.unwrap();
-    assert!(matches!(
-        ours.await.unwrap(),
-        Err(CommitError::SequenceMoved)
-    ));
-    assert_eq!(sequences(&watch).await, (2, vec![1, 2]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,127 +184,142 @@ async fn a_locked_partition_holds_others_off_until_it_is_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_behind_the_barrier_waits_and_is_refused_by_the_new_version() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (other, watch) = (database.connect().await, database.connect().await);
-    other
-        .batch_execute("BEGIN; LOCK TABLE sync_partitions IN EXCLUSIVE MODE")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 0, "n"));
-    until_waiting(&watch, 1).await;
-    // Reads go on meanwhile.
-    store.read_gate(&p("p")).await.unwrap();
-    other
-        .batch_execute("UPDATE sync_schema_meta SET schema_version=2; COMMIT")
-        .await
-        .unwrap();
-    let outcome = ours.await.unwrap();
-    assert!(
-        matches!(
-            outcome,
-            Err(CommitError::SchemaChanged {
-                stored: SchemaVersion(2)
-            })
-        ),
-        "{outcome:?}"
-    );
-    assert!(
-        database
-            .query("SELECT * FROM sync_commits")
-            .await
-            .is_empty()
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_inside_finishes_before_the_barrier() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (other, watch) = (database.connect().await, database.connect().await);
-    // Holds our batch past its gate: it waits for the fate of the same key.
-    let blocker = database.connect().await;
-    blocker
-        .batch_execute("BEGIN; INSERT INTO sync_push_results VALUES ('p', 'device', 'c1', '{}')")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 0, "n"));
-    until_waiting(&watch, 1).await;
-    let barrier = tokio::spawn(async move {
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (other, watch) = (database.connect().await, database.connect().await);
         other
             .batch_execute("BEGIN; LOCK TABLE sync_partitions IN EXCLUSIVE MODE")
             .await
             .unwrap();
+        let ours = spawn(&store, make(&schema, 0, "n"));
+        until_waiting(&watch, 1).await;
+        // Reads go on meanwhile.
+        store.read_gate(&p("p")).await.unwrap();
+        // Whoever waits outside holds no table that the migration still has to change.
         other
-    });
-    until_waiting(&watch, 2).await;
-    assert!(!ours.is_finished() && !barrier.is_finished());
-    blocker.batch_execute("ROLLBACK").await.unwrap();
-    ours.await.unwrap().unwrap();
-    let other = barrier.await.unwrap();
-    assert_eq!(sequences(&other).await, (1, vec![1]));
+        .batch_execute(
+            "SET LOCAL lock_timeout='5s'; ALTER TABLE notes ADD COLUMN later TEXT;
+             LOCK TABLE sync_commits, sync_changes, sync_row_scopes, sync_push_results IN ACCESS EXCLUSIVE MODE;
+             UPDATE sync_schema_meta SET schema_version=2; COMMIT",
+        )
+        .await
+        .unwrap();
+        let outcome = ours.await.unwrap();
+        assert!(
+            matches!(
+                outcome,
+                Err(CommitError::SchemaChanged {
+                    stored: SchemaVersion(2)
+                })
+            ),
+            "{outcome:?}"
+        );
+        assert!(
+            database
+                .query("SELECT * FROM sync_commits")
+                .await
+                .is_empty()
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_inside_finishes_before_the_barrier() {
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (other, watch) = (database.connect().await, database.connect().await);
+        // Holds our batch past its gate: it waits for the fate of the same key.
+        let blocker = database.connect().await;
+        blocker
+            .batch_execute(
+                "BEGIN; INSERT INTO sync_push_results VALUES ('p', 'device', 'c1', '{}')",
+            )
+            .await
+            .unwrap();
+        let ours = spawn(&store, make(&schema, 0, "n"));
+        until_waiting(&watch, 1).await;
+        let barrier = tokio::spawn(async move {
+            other
+                .batch_execute("BEGIN; LOCK TABLE sync_partitions IN EXCLUSIVE MODE")
+                .await
+                .unwrap();
+            other
+        });
+        until_waiting(&watch, 2).await;
+        assert!(!ours.is_finished() && !barrier.is_finished());
+        blocker.batch_execute("ROLLBACK").await.unwrap();
+        ours.await.unwrap().unwrap();
+        let other = barrier.await.unwrap();
+        assert_eq!(sequences(&other).await, (1, vec![1]));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn checks_see_a_checkpoint_declared_while_the_cas_waited_on_a_row_lock() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (other, watch) = (database.connect().await, database.connect().await);
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "first")))
-        .await
-        .unwrap();
-    other
-        .batch_execute("BEGIN; SELECT 1 FROM sync_partitions WHERE partition='p' FOR UPDATE")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 1, "n"));
-    until_waiting(&watch, 1).await;
-    watch
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (other, watch) = (database.connect().await, database.connect().await);
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "first")))
+            .await
+            .unwrap();
+        other
+            .batch_execute("BEGIN; SELECT 1 FROM sync_partitions WHERE partition='p' FOR UPDATE")
+            .await
+            .unwrap();
+        let ours = spawn(&store, make(&schema, 1, "n"));
+        until_waiting(&watch, 1).await;
+        watch
         .batch_execute(
             "INSERT INTO sync_backfill_checkpoints VALUES ('q', 'totals', 1, 'declared', 0, 0, 0, 1)",
         )
         .await
         .unwrap();
-    // The head has not moved: the CAS passes, and what follows must look afresh.
-    other.batch_execute("ROLLBACK").await.unwrap();
-    match ours.await.unwrap() {
-        Err(CommitError::CheckpointPending(pending)) => {
-            assert_eq!((&*pending.partition, &*pending.name), ("q", "totals"));
+        // The head has not moved: the CAS passes, and what follows must look afresh.
+        other.batch_execute("ROLLBACK").await.unwrap();
+        match ours.await.unwrap() {
+            Err(CommitError::CheckpointPending(pending)) => {
+                assert_eq!((&*pending.partition, &*pending.name), ("q", "totals"));
+            }
+            outcome => panic!("{outcome:?}"),
         }
-        outcome => panic!("{outcome:?}"),
+        assert_eq!(sequences(&watch).await, (1, vec![1]));
     }
-    assert_eq!(sequences(&watch).await, (1, vec![1]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn two_stores_on_one_partition_share_it_without_gaps() {
-    let database = Postgres::new();
-    let (first, schema) = prepared(&database).await;
-    let (second, _) = prepared(&database).await;
-    let writer = |store: Arc<PostgresStore>, name: &'static str| {
-        let schema = Arc::clone(&schema);
-        tokio::spawn(async move {
-            let mut stood = 0;
-            while stood < 25 {
-                let head = head(&*store, "p").await;
-                match store
-                    .commit_batch(Arc::new(one(&schema, head, &format!("{name}{stood}"))))
-                    .await
-                {
-                    Ok(()) => stood += 1,
-                    Err(CommitError::SequenceMoved) => {}
-                    Err(error) => panic!("{error:?}"),
+    for make in BOTH {
+        let database = Postgres::new();
+        let (first, schema) = prepared(&database).await;
+        let (second, _) = prepared(&database).await;
+        let writer = |store: Arc<PostgresStore>, name: &'static str| {
+            let schema = Arc::clone(&schema);
+            tokio::spawn(async move {
+                let mut stood = 0;
+                while stood < 25 {
+                    let head = head(&*store, "p").await;
+                    match store
+                        .commit_batch(Arc::new(make(&schema, head, &format!("{name}{stood}"))))
+                        .await
+                    {
+                        Ok(()) => stood += 1,
+                        Err(CommitError::SequenceMoved) => {}
+                        Err(error) => panic!("{error:?}"),
+                    }
                 }
-            }
-        })
-    };
-    let (a, b) = (writer(first, "a"), writer(second, "b"));
-    a.await.unwrap();
-    b.await.unwrap();
-    let watch = database.connect().await;
-    assert_eq!(sequences(&watch).await, (50, (1..=50).collect()));
-    assert_eq!(database.query("SELECT * FROM notes").await.len(), 50);
+            })
+        };
+        let (a, b) = (writer(first, "a"), writer(second, "b"));
+        a.await.unwrap();
+        b.await.unwrap();
+        let watch = database.connect().await;
+        assert_eq!(sequences(&watch).await, (50, (1..=50).collect()));
+        assert_eq!(database.query("SELECT * FROM notes").await.len(), 50);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -413,21 +432,23 @@ async fn processes_that_create_a_database_together_do_not_collide() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_caller_does_not_cut_its_batch_in_half() {
-    let database = Postgres::new();
-    let (store, schema) = prepared(&database).await;
-    let (blocker, watch) = (database.connect().await, database.connect().await);
-    blocker
-        .batch_execute("BEGIN; LOCK TABLE sync_partitions IN EXCLUSIVE MODE")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 0, "n"));
-    until_waiting(&watch, 1).await;
-    ours.abort();
-    assert!(ours.await.unwrap_err().is_cancelled());
-    blocker.batch_execute("COMMIT").await.unwrap();
-    // Closing waits for the write that nobody waits for any more.
-    store.close().await;
-    assert_eq!(sequences(&watch).await, (1, vec![1]));
+    for make in BOTH {
+        let database = Postgres::new();
+        let (store, schema) = prepared(&database).await;
+        let (blocker, watch) = (database.connect().await, database.connect().await);
+        blocker
+            .batch_execute("BEGIN; LOCK TABLE sync_partitions IN EXCLUSIVE MODE")
+            .await
+            .unwrap();
+        let ours = spawn(&store, make(&schema, 0, "n"));
+        until_waiting(&watch, 1).await;
+        ours.abort();
+        assert!(ours.await.unwrap_err().is_cancelled());
+        blocker.batch_execute("COMMIT").await.unwrap();
+        // Closing waits for the write that nobody waits for any more.
+        store.close().await;
+        assert_eq!(sequences(&watch).await, (1, vec![1]));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

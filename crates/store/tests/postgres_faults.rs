@@ -5,7 +5,7 @@ mod postgres_support;
 
 use std::sync::Arc;
 
-use postgres_support::{Postgres, one, prepare, spawn, until, until_waiting};
+use postgres_support::{BOTH, Postgres, one, prepare, spawn, until, until_waiting};
 use tidegate_engine::model::ResultLookup;
 use tidegate_store::contract::Harness;
 use tidegate_store::contract::fixture::*;
@@ -58,58 +58,68 @@ async fn connections_killed_before_a_commit_are_replaced() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_killed_during_a_batch_wrote_nothing() {
-    let database = Postgres::new();
-    let store = database.store().await;
-    let schema = prepare(&store).await;
-    let (blocker, watch) = (database.connect().await, database.connect().await);
-    blocker
-        .batch_execute("BEGIN; INSERT INTO sync_push_results VALUES ('p', 'device', 'c1', '{}')")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 0, "n1"));
-    until_waiting(&watch, 1).await;
-    watch.query_one(TERMINATE_WAITING, &[]).await.unwrap();
-    let outcome = ours.await.unwrap();
-    assert!(
-        matches!(outcome, Err(CommitError::Store(StoreError::Unavailable(_)))),
-        "{outcome:?}"
-    );
-    blocker.batch_execute("ROLLBACK").await.unwrap();
-    assert_eq!(head(&*store, "p").await, 0);
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "n1")))
-        .await
-        .unwrap();
+    for make in BOTH {
+        let database = Postgres::new();
+        let store = database.store().await;
+        let schema = prepare(&store).await;
+        let (blocker, watch) = (database.connect().await, database.connect().await);
+        blocker
+            .batch_execute(
+                "BEGIN; INSERT INTO sync_push_results VALUES ('p', 'device', 'c1', '{}')",
+            )
+            .await
+            .unwrap();
+        let ours = spawn(&store, make(&schema, 0, "n1"));
+        until_waiting(&watch, 1).await;
+        watch.query_one(TERMINATE_WAITING, &[]).await.unwrap();
+        let outcome = ours.await.unwrap();
+        assert!(
+            matches!(
+                outcome,
+                // A statement that commits by itself may have done so.
+                Err(CommitError::Store(StoreError::Unavailable(_)) | CommitError::OutcomeUnknown(_))
+            ),
+            "{outcome:?}"
+        );
+        blocker.batch_execute("ROLLBACK").await.unwrap();
+        assert_eq!(head(&*store, "p").await, 0);
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "n1")))
+            .await
+            .unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_killed_at_commit_leaves_the_outcome_to_the_stored_result() {
-    let database = Postgres::new();
-    let store = database.store().await;
-    let schema = prepare(&store).await;
-    let (holder, watch) = (database.connect().await, database.connect().await);
-    holder.batch_execute(WAIT_AT_COMMIT).await.unwrap();
-    holder
-        .batch_execute("SELECT pg_advisory_lock(1)")
-        .await
-        .unwrap();
-    let ours = spawn(&store, one(&schema, 0, "n1"));
-    until_waiting(&watch, 1).await;
-    watch.query_one(TERMINATE_WAITING, &[]).await.unwrap();
-    let outcome = ours.await.unwrap();
-    assert!(
-        matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
-        "{outcome:?}"
-    );
-    holder
-        .batch_execute("SELECT pg_advisory_unlock(1)")
-        .await
-        .unwrap();
-    assert_eq!(result(&*store, "p", "c1").await, ResultLookup::Absent);
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "n1")))
-        .await
-        .unwrap();
+    for make in BOTH {
+        let database = Postgres::new();
+        let store = database.store().await;
+        let schema = prepare(&store).await;
+        let (holder, watch) = (database.connect().await, database.connect().await);
+        holder.batch_execute(WAIT_AT_COMMIT).await.unwrap();
+        holder
+            .batch_execute("SELECT pg_advisory_lock(1)")
+            .await
+            .unwrap();
+        let ours = spawn(&store, make(&schema, 0, "n1"));
+        until_waiting(&watch, 1).await;
+        watch.query_one(TERMINATE_WAITING, &[]).await.unwrap();
+        let outcome = ours.await.unwrap();
+        assert!(
+            matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
+            "{outcome:?}"
+        );
+        holder
+            .batch_execute("SELECT pg_advisory_unlock(1)")
+            .await
+            .unwrap();
+        assert_eq!(result(&*store, "p", "c1").await, ResultLookup::Absent);
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "n1")))
+            .await
+            .unwrap();
+    }
 }
 
 /// Forwards connections to the server; what the server says passes only while
@@ -146,33 +156,35 @@ async fn proxy(url: &str, speaks: watch::Receiver<bool>) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_lost_after_commit_is_found_among_the_stored_results() {
-    let database = Postgres::new();
-    let observer = database.store().await;
-    let schema = prepare(&observer).await;
-    let (switch, speaks) = watch::channel(true);
-    let options = PostgresOptions::new(proxy(&database.url(), speaks).await);
-    let store = PostgresStore::connect(options).await.unwrap();
-    prepare(&store).await;
-    // Statements are prepared: the next batch is one round trip.
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "n1")))
-        .await
-        .unwrap();
-    switch.send(false).unwrap();
-    let ours = spawn(&store, one(&schema, 1, "n2"));
-    let watch = database.connect().await;
-    until(&watch, "SELECT count(*) = 2 FROM sync_commits").await;
-    assert!(!ours.is_finished());
-    drop(switch);
-    let outcome = ours.await.unwrap();
-    assert!(
-        matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
-        "{outcome:?}"
-    );
-    assert_eq!(
-        result(&*observer, "p", "c2").await,
-        ResultLookup::Found(Arc::new(applied(2)))
-    );
+    for make in BOTH {
+        let database = Postgres::new();
+        let observer = database.store().await;
+        let schema = prepare(&observer).await;
+        let (switch, speaks) = watch::channel(true);
+        let options = PostgresOptions::new(proxy(&database.url(), speaks).await);
+        let store = PostgresStore::connect(options).await.unwrap();
+        prepare(&store).await;
+        // Statements are prepared: the next batch is one round trip.
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "n1")))
+            .await
+            .unwrap();
+        switch.send(false).unwrap();
+        let ours = spawn(&store, make(&schema, 1, "n2"));
+        let watch = database.connect().await;
+        until(&watch, "SELECT count(*) = 2 FROM sync_commits").await;
+        assert!(!ours.is_finished());
+        drop(switch);
+        let outcome = ours.await.unwrap();
+        assert!(
+            matches!(outcome, Err(CommitError::OutcomeUnknown(_))),
+            "{outcome:?}"
+        );
+        assert_eq!(
+            result(&*observer, "p", "c2").await,
+            ResultLookup::Found(Arc::new(applied(2)))
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -209,32 +221,34 @@ async fn a_unique_violation_of_a_later_commit_names_its_row() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_commit_of_a_failed_transaction_is_no_success() {
-    let database = Postgres::new();
-    let store = database.store().await;
-    let schema = prepare(&store).await;
-    // The last statement before COMMIT fails, and the driver calls that COMMIT a success.
-    database
-        .sql("ALTER TABLE notes ADD CONSTRAINT never CHECK (title <> title)")
-        .await;
-    let outcome = store.commit_batch(Arc::new(one(&schema, 0, "n1"))).await;
-    assert!(
-        matches!(outcome, Err(CommitError::Constraint { .. })),
-        "{outcome:?}"
-    );
-    assert_eq!(head(&*store, "p").await, 0);
-    assert!(
+    for make in BOTH {
+        let database = Postgres::new();
+        let store = database.store().await;
+        let schema = prepare(&store).await;
+        // The last statement before COMMIT fails, and the driver calls that COMMIT a success.
         database
-            .query("SELECT 1 FROM sync_commits")
+            .sql("ALTER TABLE notes ADD CONSTRAINT never CHECK (title <> title)")
+            .await;
+        let outcome = store.commit_batch(Arc::new(make(&schema, 0, "n1"))).await;
+        assert!(
+            matches!(outcome, Err(CommitError::Constraint { .. })),
+            "{outcome:?}"
+        );
+        assert_eq!(head(&*store, "p").await, 0);
+        assert!(
+            database
+                .query("SELECT 1 FROM sync_commits")
+                .await
+                .is_empty()
+        );
+        database
+            .sql("ALTER TABLE notes DROP CONSTRAINT never")
+            .await;
+        store
+            .commit_batch(Arc::new(make(&schema, 0, "n1")))
             .await
-            .is_empty()
-    );
-    database
-        .sql("ALTER TABLE notes DROP CONSTRAINT never")
-        .await;
-    store
-        .commit_batch(Arc::new(one(&schema, 0, "n1")))
-        .await
-        .unwrap();
+            .unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,7 +257,7 @@ async fn the_gate_refuses_outside_its_transaction_and_under_another_isolation() 
     let store = database.store().await;
     prepare(&store).await;
     let client = database.connect().await;
-    let gate = "SELECT tidegate_commit_gate('{p}', '{0}', '{1}', 1, '{}', '{}')";
+    let gate = "SELECT tidegate_commit_gate('{p}', '{0}', '{1}', 1, '{}', '{}', false)";
     for (open, refused) in [
         ("SELECT 1", true),
         ("BEGIN", true),
@@ -271,6 +285,14 @@ async fn the_gate_refuses_outside_its_transaction_and_under_another_isolation() 
         } else {
             outcome.unwrap();
         }
+    }
+    // As a part of a statement that is the whole transaction it needs no BEGIN.
+    let whole = gate.replace("false", "true");
+    for isolation in ["repeatable read", "serializable"] {
+        let open = format!("SET default_transaction_isolation = '{isolation}'");
+        client.batch_execute(&open).await.unwrap();
+        let refused = client.batch_execute(&whole).await.unwrap_err();
+        assert_eq!(refused.code().unwrap().code(), "TG000", "{isolation}");
     }
     assert_eq!(head(&*store, "p").await, 0);
 }
@@ -463,4 +485,22 @@ async fn another_programs_fence_is_replaced_and_ours_is_left_alone() {
         .try_sql("INSERT INTO sync_commits VALUES ('p', 1, 'd', 'c', 'a', 1, 1)")
         .await;
     assert_eq!(refused.unwrap_err(), "sync.storage.writer_fence_rejected");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_of_another_default_isolation_is_written_to_all_the_same() {
+    let database = Postgres::new();
+    database
+        .sql(
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable',
+               current_database()); END $$",
+        )
+        .await;
+    let store = database.store().await;
+    let schema = prepare(&store).await;
+    for (expected, make) in (0..).zip(BOTH) {
+        let batch = make(&schema, expected, &format!("n{expected}"));
+        store.commit_batch(Arc::new(batch)).await.unwrap();
+    }
+    assert_eq!(head(&*store, "p").await, 2);
 }

@@ -8,8 +8,8 @@ use ssp2::Value;
 
 use crate::ids::{CommitSeq, PartitionId, SchemaVersion, TableId};
 use crate::model::{
-    ChildRows, ChildrenKey, CommitBatch, Fetched, LoggedCommit, Needs, QueuedReaction, ResultKey,
-    ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
+    ChildRows, ChildrenKey, CommitBatch, Fetched, LoggedCommit, Needs, Over, QueuedReaction,
+    ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
 };
 
 use crate::schema::Schema;
@@ -224,10 +224,11 @@ impl Candidate {
             .into_iter()
             .map(|(key, staged)| match staged {
                 Staged::Put { row, values } => RowWrite::Put {
-                    clears_tombstone: matches!(
-                        known.get(&key),
-                        Some(RowState::Absent { tombstone: Some(_) })
-                    ),
+                    over: match known.get(&key) {
+                        Some(RowState::Absent { tombstone: None }) => Over::Nothing,
+                        Some(RowState::Absent { tombstone: Some(_) }) => Over::Tombstone,
+                        Some(RowState::Present(_)) | None => Over::Row,
+                    },
                     key,
                     row,
                     values,

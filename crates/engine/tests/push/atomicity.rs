@@ -1,7 +1,7 @@
 //! §6.4: a commit is all or nothing, and commits are decided in order.
 
 use ssp2::{ErrorCode, OperationOutcome, Value};
-use tidegate_engine::model::RowWrite;
+use tidegate_engine::model::{Over, RowWrite};
 use tidegate_engine::push::{Candidate, Decision, Moved, Step, reject_constraint};
 use tidegate_engine::{CommitSeq, PartitionId};
 
@@ -81,18 +81,11 @@ fn a_batch_folds_a_row_to_its_last_state_and_its_changes_keep_every_step() {
         w.settle(&mut candidate, &push, |needs| needs);
     }
     let batch = w.write(candidate);
-    let [
-        RowWrite::Put {
-            row,
-            clears_tombstone,
-            ..
-        },
-    ] = &batch.rows[..]
-    else {
+    let [RowWrite::Put { row, over, .. }] = &batch.rows[..] else {
         panic!("{:?}", batch.rows);
     };
     assert_eq!(row.server_version, 1);
-    assert!(!clears_tombstone, "no tombstone was ever stored");
+    assert_eq!(*over, Over::Nothing, "no tombstone was ever stored");
     let versions: Vec<_> = batch
         .commits
         .iter()

@@ -13,8 +13,8 @@ use tidegate_engine::column_versions::ColumnVersions;
 use tidegate_engine::hooks::Allowed;
 use tidegate_engine::keys::render_key;
 use tidegate_engine::model::{
-    CommitBatch, Fetched, LoggedCommit, Needs, ResultKey, ResultLookup, RowKey, RowState, RowWrite,
-    StoredRow,
+    CommitBatch, Fetched, LoggedCommit, Needs, Over, ResultKey, ResultLookup, RowKey, RowState,
+    RowWrite, StoredRow,
 };
 use tidegate_engine::push::{
     Candidate, Decision, PushEnv, PushHooks, PushInput, Step, decide, decode_push_result,
@@ -453,11 +453,16 @@ impl World {
                     key,
                     row,
                     values,
-                    clears_tombstone,
+                    over,
                 } => {
                     let columns = &self.schema.table_at(key.table).columns;
                     assert_eq!(ssp2::decode_row(columns, &row.payload).unwrap(), **values);
-                    assert_eq!(*clears_tombstone, self.tombstones.remove(key).is_some());
+                    let stood = match (self.tombstones.remove(key), self.rows.get(key)) {
+                        (Some(_), _) => Over::Tombstone,
+                        (None, Some(_)) => Over::Row,
+                        (None, None) => Over::Nothing,
+                    };
+                    assert_eq!(*over, stood);
                     self.rows.insert(key.clone(), Arc::clone(row));
                 }
                 RowWrite::Delete { key, tombstone } => {

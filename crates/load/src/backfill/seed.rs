@@ -8,7 +8,7 @@ use std::time::Instant;
 use ssp2::{OperationOutcome, OperationResult, Value};
 use tidegate_engine::ids::{CommitSeq, PartitionId};
 use tidegate_engine::model::{
-    CommitBatch, LoggedChange, LoggedCommit, ResultKey, RowKey, RowWrite, StoredPushResult,
+    CommitBatch, LoggedChange, LoggedCommit, Over, ResultKey, RowKey, RowWrite, StoredPushResult,
     StoredRow,
 };
 use tidegate_engine::schema::Schema;
@@ -207,7 +207,7 @@ impl Seeder<'_> {
                     column_versions: None,
                 }),
                 values: Arc::new(values),
-                clears_tombstone: false,
+                over: Over::Nothing,
             });
         }
         let client_commit_id: Arc<str> = format!("seed-{}", seq.0).into();

@@ -203,9 +203,9 @@ impl Pair {
             "notes" => {
                 let mut values = note("n", "l1", "o1", None);
                 values.push(ssp2::Value::Null);
-                put(NOTES, values)
+                put_again(NOTES, values)
             }
-            _ => put(PROJECTS, vec![text("a"), text("w")]),
+            _ => put_again(PROJECTS, vec![text("a"), text("w")]),
         });
         let mut batch = self.batch(partition, &[ops.collect()]);
         batch.advance = page.map(|(name, to)| self.page(name, to));

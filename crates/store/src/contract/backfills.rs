@@ -102,7 +102,7 @@ async fn note_in_p(store: &dyn Store, schema: &Schema, expected: i64) {
 fn noted() -> Vec<Vec<Op>> {
     let mut values = note("page", "l1", "o1", None);
     values.push(ssp2::Value::Null);
-    vec![vec![put(NOTES, values)]]
+    vec![vec![put_again(NOTES, values)]]
 }
 
 async fn register(store: &dyn Store) {

@@ -66,7 +66,7 @@ pub async fn a_fence_refusal_fails_only_its_partition(harness: &dyn Harness) {
     let store = ready(harness).await;
     harness.sql(&fence_row("fenced", 2)).await;
     for round in 0..10 {
-        let ops = one_note();
+        let ops = note_again();
         let (refused, fine) = join(
             try_commit(&*store, &schema, "fenced", 0, &ops),
             try_commit(&*store, &schema, "free", round, &ops),
@@ -127,7 +127,7 @@ pub async fn a_pending_checkpoint_stops_those_who_do_not_declare_it(harness: &dy
     harness
         .sql("UPDATE sync_backfill_checkpoints SET state='activated'")
         .await;
-    commit(&*store, &schema, "p", 1, &one_note()).await;
+    commit(&*store, &schema, "p", 1, &note_again()).await;
 }
 
 pub async fn a_pending_checkpoint_of_another_version_is_no_concern(harness: &dyn Harness) {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 use ssp2::{OperationOutcome, OperationResult, ScopeLists, Value, WireVersion, row::encode_row};
 use tidegate_engine::model::{
-    ClientRecord, CommitBatch, Fetched, LoggedChange, LoggedCommit, Needs, RegisteredSubscription,
-    ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
+    ClientRecord, CommitBatch, Fetched, LoggedChange, LoggedCommit, Needs, Over,
+    RegisteredSubscription, ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult,
+    StoredRow,
 };
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{
@@ -146,6 +147,11 @@ pub fn put(table: TableId, values: Vec<Value>) -> Op {
     Op::Put(table, values, 1)
 }
 
+/// A put of a row that may be stored already.
+pub fn put_again(table: TableId, values: Vec<Value>) -> Op {
+    Op::Put(table, values, 2)
+}
+
 /// Row key of `values`.
 pub fn key_of(schema: &Schema, table: TableId, values: &[Value]) -> RowKey {
     let key = &values[schema.table_at(table).primary_key];
@@ -265,7 +271,11 @@ fn logged(schema: &Schema, op: &Op, seq: CommitSeq) -> (LoggedChange, RowWrite) 
                 key,
                 row: Arc::new(row),
                 values: values.clone().into(),
-                clears_tombstone: *version == 1,
+                over: if *version == 1 {
+                    Over::Tombstone
+                } else {
+                    Over::Row
+                },
             };
             (change, write)
         }
@@ -441,6 +451,11 @@ pub fn declaration(partition: &str, name: &str, version: i32) -> Declaration {
 /// One commit with one note.
 pub fn one_note() -> Vec<Vec<Op>> {
     vec![vec![put(NOTES, note("n1", "l1", "o1", None))]]
+}
+
+/// A batch of the same note, which may be stored already.
+pub fn note_again() -> Vec<Vec<Op>> {
+    vec![vec![put_again(NOTES, note("n1", "l1", "o1", None))]]
 }
 
 /// A query's rows as text, NULL as `NULL`.

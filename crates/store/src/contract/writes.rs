@@ -266,7 +266,7 @@ pub async fn unique_indexes_are_per_partition(harness: &dyn Harness) {
 pub async fn partitions_commit_together_and_fail_alone(harness: &dyn Harness) {
     let schema = compile(&document());
     let store = ready(harness).await;
-    let ops = [vec![put(NOTES, note("n1", "l1", "o1", None))]];
+    let ops = [vec![put_again(NOTES, note("n1", "l1", "o1", None))]];
     for round in 0..20 {
         let (good, lost) = join(
             try_commit(&*store, &schema, "good", round, &ops),

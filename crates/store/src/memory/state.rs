@@ -8,7 +8,8 @@ use ssp2::Value;
 use tidegate_engine::keys::render_key;
 use tidegate_engine::model::{
     ChildrenKey, ClientRecord, CommitBatch, Fetched, LogBounds, LoggedChange, LoggedCommit, Needs,
-    Registry, ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult, StoredRow,
+    Over, Registry, ResultKey, ResultLookup, RowKey, RowState, RowWrite, StoredPushResult,
+    StoredRow,
 };
 use tidegate_engine::schema::migration::{self, TableChange, rewrite_payload};
 use tidegate_engine::schema::{Schema, StoredLayouts, Table};
@@ -195,14 +196,14 @@ impl Partition {
                     key,
                     row,
                     values,
-                    clears_tombstone,
+                    over,
                 } => {
                     let row = Row {
                         stored: Arc::clone(row),
                         values: Arc::clone(values),
                     };
                     next.rows.insert(key.clone(), row);
-                    if *clears_tombstone {
+                    if *over == Over::Tombstone {
                         next.tombstones.remove(key);
                     }
                 }

@@ -1,15 +1,18 @@
-//! The write of a group commit: BEGIN, the gate, every statement and COMMIT in
-//! one network round trip (docs/postgres.md).
+//! The write of a group commit, in one network round trip (docs/postgres.md): as one
+//! statement that is the whole transaction, or, for rarer kinds of batches, as BEGIN, the
+//! gate, every statement and COMMIT.
 
 use futures_util::future::BoxFuture;
 use tokio_postgres::{Error, Statement};
 
-use super::batch::{self, Encoded, Put, Step};
+use super::batch::{self, Encoded, Put, Written};
 use super::connection::{Session, is_echo, references};
-use super::core_schema::{BEGIN, BEGIN_SHARED};
+use super::core_schema::BEGIN;
 use super::failure::{commit_error, during, ended_session, is_row_constraint};
 use super::pipeline::in_order;
 use super::plan::Plan;
+use super::rows;
+use super::statement::Step;
 use crate::error::CommitError;
 use crate::failpoint::pausing_failpoint;
 
@@ -18,12 +21,10 @@ const CONTEXT: &str = "writing a batch";
 /// Whose transaction it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Transaction {
-    /// A new one of one partition.
+    /// A new one.
     Fresh,
     /// A locked partition's, open already.
     Open,
-    /// A new one of several partitions: nobody's locks are waited for long.
-    Shared,
 }
 
 /// Writes one batch; when this returns, no transaction is open on the session, or
@@ -35,7 +36,7 @@ pub(super) async fn write(
     transaction: Transaction,
 ) -> Result<(), CommitError> {
     let all = std::slice::from_ref(one);
-    match pipelined(session, plan, all, transaction).await {
+    match at_once(session, plan, all, transaction).await {
         // Rows stand in their final state, and one may hold a unique value that
         // another one gives up. One statement per table cannot sort that out.
         Err(CommitError::Constraint { .. }) => row_by_row(session, plan, all).await,
@@ -50,19 +51,57 @@ pub(super) async fn write_together(
     plan: &Plan,
     all: &[Encoded],
 ) -> Result<(), CommitError> {
-    pipelined(session, plan, all, Transaction::Shared).await
+    at_once(session, plan, all, Transaction::Fresh).await
 }
 
-async fn pipelined(
+async fn at_once(
     session: &mut Session,
     plan: &Plan,
     all: &[Encoded],
     transaction: Transaction,
 ) -> Result<(), CommitError> {
-    let mut steps = vec![batch::gate(all)];
-    steps.extend(batch::steps(plan, all));
-    let puts = batch::puts(all);
-    steps.extend(batch::upserts(plan, &puts));
+    let written = Written::new(plan, all);
+    match written.as_one(plan) {
+        Some(sql) if transaction == Transaction::Fresh => {
+            as_one(session, plan, &sql, written).await
+        }
+        _ => pipelined(session, plan, written.steps(plan), transaction).await,
+    }
+}
+
+async fn as_one(
+    session: &mut Session,
+    plan: &Plan,
+    sql: &str,
+    written: Written<'_>,
+) -> Result<(), CommitError> {
+    let statement = session.prepare(sql).await.map_err(during(CONTEXT))?;
+    session.in_doubt = true;
+    pausing_failpoint("store.batch.before_commit").await;
+    let params = written.into_params();
+    let outcome = session
+        .client
+        .execute(&statement, &references(&params))
+        .await;
+    pausing_failpoint("store.batch.after_commit").await;
+    let Err(error) = outcome else {
+        session.in_doubt = false;
+        return Ok(());
+    };
+    // The statement commits by itself: a session that ended meanwhile may have done so.
+    if error.as_db_error().is_none_or(ended_session) {
+        return Err(CommitError::OutcomeUnknown(Box::new(error)));
+    }
+    session.in_doubt = false;
+    Err(commit_error(plan, CONTEXT, error))
+}
+
+async fn pipelined(
+    session: &mut Session,
+    plan: &Plan,
+    steps: Vec<Step<'_>>,
+    transaction: Transaction,
+) -> Result<(), CommitError> {
     let statements = match session.prepare_all(steps.iter().map(|step| step.sql)).await {
         Ok(statements) => statements,
         Err(error) => {
@@ -77,7 +116,6 @@ async fn pipelined(
     let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::with_capacity(steps.len() + 2);
     match transaction {
         Transaction::Fresh => futures.push(Box::pin(client.batch_execute(BEGIN))),
-        Transaction::Shared => futures.push(Box::pin(client.batch_execute(BEGIN_SHARED))),
         Transaction::Open => {}
     }
     for (step, statement) in steps.iter().zip(&statements) {
@@ -153,8 +191,8 @@ async fn attempt_rows(
     all: &[Encoded],
 ) -> Result<(), CommitError> {
     session.begin(BEGIN).await.map_err(during(CONTEXT))?;
-    let gate = batch::gate(all);
-    for step in std::iter::once(gate).chain(batch::steps(plan, all)) {
+    let (steps, _) = Written::new(plan, all).rows_apart(plan);
+    for step in steps {
         let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
         run(session, &step, &statement)
             .await
@@ -192,7 +230,7 @@ async fn attempt_row(
             .await
             .map_err(|error| CommitError::from(during(CONTEXT)(error)))
     };
-    for step in batch::upserts(plan, &[put]) {
+    for step in rows::writes(plan, &[put]) {
         let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
         simple(session, "SAVEPOINT tidegate_row").await?;
         match run(session, &step, &statement).await {

@@ -43,6 +43,7 @@ impl Manager {
         let settings = format!(
             "SET statement_timeout = {}; SET lock_timeout = {}; \
              SET idle_in_transaction_session_timeout = {}; \
+             SET default_transaction_isolation = 'read committed'; \
              SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
              SET client_min_messages = warning; \
              SELECT set_config('synchronous_commit', 'on', false)

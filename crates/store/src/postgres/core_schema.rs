@@ -153,32 +153,36 @@ impl Refusal {
 /// BEGIN fails, the setting is not made and the gate refuses.
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL tidegate.tx = '1'";
 
-/// The same for a transaction of several partitions: a lock that somebody else
-/// holds on one of them must not hold up the others for long.
-pub(super) const BEGIN_SHARED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
- SET LOCAL tidegate.tx = '1'; SET LOCAL lock_timeout = '20ms'";
-
 /// Calls the gate: partitions (sorted), expected heads and commits as arrays,
 /// running version, declared checkpoints as two arrays.
-pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[])";
+pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], false)";
+
+/// The same as a part of the statement that is the whole transaction.
+pub(super) const GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], true) AS ok";
 
 const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partitions text[], in_expected bigint[], in_counts bigint[], \
- in_version bigint, in_declared_partitions text[], in_declared_names text[])";
+ in_version bigint, in_declared_partitions text[], in_declared_names text[], in_whole boolean)";
 const GATE_SIGNATURE: &str =
-    "tidegate_commit_gate(text[], bigint[], bigint[], bigint, text[], text[])";
+    "tidegate_commit_gate(text[], bigint[], bigint[], bigint, text[], text[], boolean)";
 
 /// The commit gate (docs/postgres.md). The CAS of every partition comes first: it
 /// waits for the partition's row and the table, and each statement after it sees
-/// what was committed while it waited. As subqueries of the CAS they would not.
+/// what was committed while it waited. As subqueries of the CAS they would not. It belongs
+/// to a transaction that BEGIN has opened, unless the statement that calls it is the whole
+/// one. Beside other partitions, a lock that somebody else holds on one of them is not
+/// waited for long.
 const GATE_BODY: &str = r"
 DECLARE
   found_version bigint;
   found_partition text;
   found_name text;
 BEGIN
-  IF current_setting('tidegate.tx', true) IS DISTINCT FROM '1'
+  IF (NOT in_whole AND current_setting('tidegate.tx', true) IS DISTINCT FROM '1')
      OR current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'the commit gate was called outside its transaction' USING ERRCODE = 'TG000';
+  END IF;
+  IF array_length(in_partitions, 1) > 1 THEN
+    PERFORM set_config('lock_timeout', '20ms', true);
   END IF;
   FOR i IN 1 .. coalesce(array_length(in_partitions, 1), 0) LOOP
     UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[i]
@@ -218,6 +222,7 @@ BEGIN
       RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
     END IF;
   END IF;
+  RETURN true;
 END";
 
 /// Calls the advance of a backfill page: partition, name, owner's epoch, watermark,
@@ -335,7 +340,7 @@ pub(super) async fn missing(client: &Client) -> Result<Vec<String>, StoreError> 
         );
     }
     for (signature, named, returns, body) in [
-        (GATE_SIGNATURE, GATE_DECLARATION, "void", GATE_BODY),
+        (GATE_SIGNATURE, GATE_DECLARATION, "boolean", GATE_BODY),
         (ADVANCE_SIGNATURE, ADVANCE_DECLARATION, "void", ADVANCE_BODY),
         (FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY),
     ] {

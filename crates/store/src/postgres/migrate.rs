@@ -12,13 +12,13 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Row};
 
-use super::batch::column_array;
 use super::catalog;
 use super::connection::{Param, references};
 use super::core_schema::{self, BARRIER};
 use super::failure::{during, store_error};
 use super::plan::{META_COLUMNS, Plan, array_type, create_table, quote, sql_type};
 use super::read::schema_version;
+use super::rows::column_array;
 use super::source_rows;
 use crate::error::StoreError;
 use crate::failpoint::pausing_failpoint;

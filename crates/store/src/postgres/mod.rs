@@ -12,6 +12,7 @@ mod core_schema;
 mod driver;
 mod failure;
 mod locked;
+mod log;
 mod maintain;
 mod migrate;
 mod needs;
@@ -23,8 +24,10 @@ mod preambles;
 #[cfg(test)]
 mod query_plans;
 mod read;
+mod rows;
 mod snapshot;
 mod source_rows;
+mod statement;
 mod tls;
 mod turns;
 mod window;
@@ -254,7 +257,7 @@ impl AsyncWork<()> for RecordClients {
         let context = "recording clients";
         let partition = self.partition.as_str();
         let records: Vec<_> = self.clients.iter().map(|one| (partition, one)).collect();
-        let step = batch::clients(&records);
+        let step = log::clients(&records);
         let statement = session.prepare(step.sql).await.map_err(during(context))?;
         session
             .client

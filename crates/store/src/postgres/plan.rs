@@ -4,11 +4,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use parking_lot::RwLock;
 use ssp2::ColumnType;
 use tidegate_engine::model::ChildrenKey;
 use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
+use super::log::LOG;
+use super::statement::{self, GUARD, composed};
 pub(super) use crate::physical::quote;
 use crate::physical::{MetaColumn, meta};
 
@@ -119,6 +122,8 @@ pub(super) struct TablePlan {
     pub(super) walk_start: String,
     /// Parameters: arrays of partitions, row ids, versions, scopes,
     /// payloads, column versions, and of each app column.
+    pub(super) insert: String,
+    /// The same for rows that may be stored already.
     pub(super) upsert: String,
     /// By partitions and row ids.
     pub(super) delete: String,
@@ -162,7 +167,8 @@ impl TablePlan {
                 "SELECT _sync_row_id, {ROW} FROM {name}
                  WHERE _sync_partition=$1 ORDER BY _sync_row_id LIMIT $2"
             ),
-            upsert: upsert(table, &name),
+            insert: insert(table, &name, false),
+            upsert: insert(table, &name, true),
             delete: format!(
                 "DELETE FROM {name} WHERE current_setting('tidegate.tx', true)='1' AND ctid = ANY(ARRAY(
                    SELECT r.ctid FROM unnest($1::text[], $2::text[]) AS k(partition, id) CROSS JOIN LATERAL (
@@ -178,7 +184,8 @@ impl TablePlan {
     }
 }
 
-fn upsert(table: &Table, name: &str) -> String {
+/// The statement that puts rows; with `over` also in the place of stored ones.
+fn insert(table: &Table, name: &str, over: bool) -> String {
     let mut columns = vec!["_sync_partition".to_owned(), "_sync_row_id".to_owned()];
     let mut values = vec!["u.partition".to_owned(), "u.id".to_owned()];
     let mut arrays = vec!["$1::text[]".to_owned(), "$2::text[]".to_owned()];
@@ -208,15 +215,18 @@ fn upsert(table: &Table, name: &str) -> String {
         .iter()
         .map(|column| format!("{column}=excluded.{column}"))
         .collect();
-    format!(
-        "INSERT INTO {name} ({}) SELECT {} FROM unnest({}) AS u({})
-         WHERE current_setting('tidegate.tx', true)='1' ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
+    let mut sql = format!(
+        "INSERT INTO {name} ({}) SELECT {} FROM unnest({}) AS u({}) WHERE {GUARD}",
         columns.join(", "),
         values.join(", "),
         arrays.join(", "),
         aliases.join(", "),
-        updates.join(", ")
-    )
+    );
+    if over {
+        let updates = updates.join(", ");
+        sql += &format!(" ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {updates}");
+    }
+    sql
 }
 
 fn children(table: &Table, column: usize) -> Children {
@@ -265,12 +275,25 @@ fn children(table: &Table, column: usize) -> Children {
 pub(super) struct Plan {
     pub(super) schema: Arc<Schema>,
     tables: Vec<TablePlan>,
+    /// The log's statements as one.
+    log: String,
+    /// Whole batches as one statement, by the addresses of their parts, which live as
+    /// long as this does.
+    gated: RwLock<HashMap<Vec<usize>, Arc<str>>>,
 }
+
+/// Statements of whole batches, at most: every connection keeps all that it used.
+const GATED: usize = 64;
 
 impl Plan {
     pub(super) fn new(schema: Arc<Schema>) -> Self {
         let tables = schema.tables().iter().map(TablePlan::new).collect();
-        Self { schema, tables }
+        Self {
+            schema,
+            tables,
+            log: composed(&LOG),
+            gated: RwLock::default(),
+        }
     }
 
     pub(super) fn version(&self) -> SchemaVersion {
@@ -279,6 +302,28 @@ impl Plan {
 
     pub(super) fn table(&self, id: TableId) -> (&Table, &TablePlan) {
         (self.schema.table_at(id), &self.tables[usize::from(id.0)])
+    }
+
+    /// The log's statements ([`LOG`]) as one.
+    pub(super) fn log(&self) -> &str {
+        &self.log
+    }
+
+    /// These statements as one behind `gate` ([`statement::gated`]); `None` when there
+    /// are enough of that kind.
+    pub(super) fn gated(&self, gate: &str, parts: &[&str]) -> Option<Arc<str>> {
+        let key: Vec<usize> = parts.iter().map(|part| part.as_ptr().addr()).collect();
+        if let Some(sql) = self.gated.read().get(&key) {
+            return Some(Arc::clone(sql));
+        }
+        let mut gated = self.gated.write();
+        if gated.len() >= GATED && !gated.contains_key(&key) {
+            return None;
+        }
+        let sql = gated
+            .entry(key)
+            .or_insert_with(|| statement::gated(gate, parts).into());
+        Some(Arc::clone(sql))
     }
 
     /// How the children of `key` are found; `None` for a column that is no reference.

@@ -16,12 +16,12 @@ use tokio::sync::oneshot;
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
-use super::batch::Step;
 use super::connection::{Manager, Session};
 use super::driver::Driver;
 use super::failure::during;
 use super::plan::Plan;
 use super::read::{self as read, client_record, schema_version};
+use super::statement::Step;
 use super::turns::{Turns, patiently};
 use super::writer::lost;
 use crate::error::StoreError;

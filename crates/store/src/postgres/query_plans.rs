@@ -10,11 +10,11 @@ use tidegate_test_postgres::Database;
 use tokio_postgres::Client;
 
 use super::batch::Encoded;
-use super::batch::{CLEAR_BLOB_REFS, CLEAR_ROW_SCOPES, CLEAR_TOMBSTONES, STALE_ROW_SCOPES};
 use super::commit::{self, Transaction};
 use super::plan::{Children, Plan};
 use super::preambles::PREAMBLES;
 use super::read::{BOUNDS, NEEDS};
+use super::rows::{CLEAR_BLOB_REFS, CLEAR_ROW_SCOPES, CLEAR_TOMBSTONES, STALE_ROW_SCOPES};
 use super::window::{scan_sql, window_sql};
 use super::{PostgresOptions, PostgresStore, checkpoints, maintain, source_rows};
 use crate::Store as _;

@@ -16,11 +16,11 @@ use tidegate_engine::{ActorId, ClientId, CommitSeq, SchemaVersion, TableId};
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
-use super::batch::{Step, array};
 use super::connection::{Param, Session, references};
 use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::{Children, Plan};
+use super::statement::{Step, array};
 use crate::error::StoreError;
 use crate::preamble::View;
 use crate::stored::{decode_scopes, decode_subscriptions, wire_version};

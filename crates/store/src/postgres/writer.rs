@@ -4,6 +4,7 @@
 //! is its own batch's.
 
 use std::collections::HashSet;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,16 +21,17 @@ use super::plan::Plan;
 use super::turns::Turns;
 use crate::error::{CommitError, StoreError};
 
-/// Transactions under way, those apart that wait for somebody's locks: while one
-/// waits for the disk the database works on the other.
-const TRANSACTIONS: usize = 2;
+/// Transactions under way for as many processors, those apart that wait for somebody's
+/// locks. The more batches one carries the less each of them costs, so a second one is
+/// worth it only where the database has processors to spare.
+const PROCESSORS_PER_TRANSACTION: usize = 2;
+const MOST_TRANSACTIONS: usize = 4;
 /// Commits and client records that a shared transaction carries, at most.
 const SHARED_ENTRIES: usize = 2_000;
 /// A batch beyond that is a transaction of its own: nobody else waits for it.
 const LARGE_BYTES: usize = 256 * 1024;
 const LARGE_ROWS: usize = 500;
-/// A transaction of its own that takes longer waits for somebody: the next one
-/// begins beside it.
+/// A transaction that takes longer waits for somebody: the next one begins beside it.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 struct Waiting {
@@ -46,7 +48,9 @@ pub(super) struct Writer(Arc<Turns<Waiting>>);
 
 impl Writer {
     pub(super) fn new() -> Self {
-        Self(Turns::new(TRANSACTIONS))
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let transactions = processors / PROCESSORS_PER_TRANSACTION;
+        Self(Turns::new(transactions.clamp(1, MOST_TRANSACTIONS)))
     }
 
     /// Writes a batch. A caller that stops waiting does not stop the write.
@@ -164,7 +168,9 @@ impl Work {
                 }
                 (Some(last), false) => {
                     group.push(last);
-                    self.together(group).await;
+                    let work = self.clone();
+                    let task = self.driver.spawn(async move { work.together(group).await });
+                    let _ = tokio::time::timeout(PATIENCE, task).await;
                 }
             }
         }

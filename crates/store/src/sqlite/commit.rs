@@ -5,7 +5,7 @@ use ssp2::{ScopeValues, Value};
 use tidegate_engine::SchemaVersion;
 use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::model::{
-    ClientRecord, CommitBatch, LoggedCommit, RowKey, RowWrite, StoredRow,
+    ClientRecord, CommitBatch, LoggedCommit, Over, RowKey, RowWrite, StoredRow,
 };
 use tidegate_engine::push::encode_push_result;
 
@@ -290,25 +290,17 @@ fn write_rows(
                 key,
                 row,
                 values,
-                clears_tombstone,
-            } => waiting.push((key, row, values, *clears_tombstone)),
+                over,
+            } => waiting.push((key, row, values, *over)),
         }
     }
     while !waiting.is_empty() {
         let before = waiting.len();
         let mut refused = Vec::new();
         for put in waiting {
-            let (key, row, values, clears_tombstone) = put;
-            match upsert_row(connection, plan, partition, key, row, values) {
-                Ok(()) => index_row(
-                    connection,
-                    plan,
-                    partition,
-                    key,
-                    row,
-                    values,
-                    clears_tombstone,
-                )?,
+            let (key, row, values, over) = put;
+            match put_row(connection, plan, partition, key, row, values, over) {
+                Ok(()) => index_row(connection, plan, partition, key, row, values, over)?,
                 Err(error) if is_row_constraint(&error) => refused.push(put),
                 Err(error) => return Err(store_error("writing a row", error).into()),
             }
@@ -323,16 +315,20 @@ fn write_rows(
     Ok(())
 }
 
-fn upsert_row(
+fn put_row(
     connection: &Connection,
     plan: &Plan,
     partition: &str,
     key: &RowKey,
     row: &StoredRow,
     values: &[Value],
+    over: Over,
 ) -> rusqlite::Result<()> {
     let (table, sql) = plan.table(key.table);
-    let mut statement = connection.prepare_cached(&sql.upsert)?;
+    let mut statement = connection.prepare_cached(match over {
+        Over::Row => &sql.upsert,
+        Over::Nothing | Over::Tombstone => &sql.insert,
+    })?;
     statement.raw_bind_parameter(1, partition)?;
     statement.raw_bind_parameter(2, &*key.row_id)?;
     statement.raw_bind_parameter(3, row.server_version)?;
@@ -371,15 +367,18 @@ fn index_row(
     key: &RowKey,
     row: &StoredRow,
     values: &[Value],
-    clears_tombstone: bool,
+    over: Over,
 ) -> Result<(), StoreError> {
     let (table, sql) = plan.table(key.table);
     let row_id = &*key.row_id;
-    if !scopes_indexed(connection, partition, &table.name, row_id, &row.scopes)? {
-        clear_row_index(connection, CLEAR_ROW_SCOPES, partition, &table.name, row_id)?;
+    let stored = over == Over::Row;
+    if !(stored && scopes_indexed(connection, partition, &table.name, row_id, &row.scopes)?) {
+        if stored {
+            clear_row_index(connection, CLEAR_ROW_SCOPES, partition, &table.name, row_id)?;
+        }
         let mut statement = connection
             .prepare_cached(
-                "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id) VALUES(?1,?2,?3,?4,?5)",
+                "INSERT OR IGNORE INTO sync_row_scopes(partition, tbl, var, value, row_id) VALUES(?1,?2,?3,?4,?5)",
             )
             .map_err(during(CONTEXT))?;
         for (variable, value) in row.scopes.iter() {
@@ -389,7 +388,9 @@ fn index_row(
         }
     }
     if sql.has_blobs {
-        clear_row_index(connection, CLEAR_BLOB_REFS, partition, &table.name, row_id)?;
+        if stored {
+            clear_row_index(connection, CLEAR_BLOB_REFS, partition, &table.name, row_id)?;
+        }
         let mut statement = connection
             .prepare_cached(
                 "INSERT INTO sync_blob_refs(partition, tbl, row_id, blob_id) VALUES(?1,?2,?3,?4)",
@@ -401,7 +402,7 @@ fn index_row(
                 .map_err(during(CONTEXT))?;
         }
     }
-    if clears_tombstone {
+    if over == Over::Tombstone {
         clear_row_index(connection, CLEAR_TOMBSTONE, partition, &table.name, row_id)?;
     }
     Ok(())

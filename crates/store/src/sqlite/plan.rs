@@ -71,6 +71,8 @@ pub(super) struct TablePlan {
     /// `(version, scopes, payload, column_versions)` by `(partition, row_id)`.
     pub(super) select: String,
     /// Parameters: partition, row id, version, scopes, payload, column versions, app columns.
+    pub(super) insert: String,
+    /// The same for a row that may be stored already.
     pub(super) upsert: String,
     /// By `(partition, row_id)`.
     pub(super) delete: String,
@@ -105,16 +107,20 @@ impl TablePlan {
                 Some((ordinal, children(table, reference.column)))
             })
             .collect();
+        let insert = format!(
+            "INSERT INTO {name} ({}) VALUES ({})",
+            columns.join(", "),
+            vec!["?"; columns.len()].join(",")
+        );
         Self {
             select: format!(
                 "SELECT {ROW} FROM {name} WHERE _sync_partition=?1 AND _sync_row_id=?2"
             ),
             upsert: format!(
-                "INSERT INTO {name} ({}) VALUES ({}) ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
-                columns.join(", "),
-                vec!["?"; columns.len()].join(","),
+                "{insert} ON CONFLICT (_sync_partition, _sync_row_id) DO UPDATE SET {}",
                 updates.join(", ")
             ),
+            insert,
             delete: format!("DELETE FROM {name} WHERE _sync_partition=?1 AND _sync_row_id=?2"),
             has_blobs: table
                 .columns

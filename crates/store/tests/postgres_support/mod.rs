@@ -98,6 +98,20 @@ pub fn one(schema: &Schema, expected: i64, id: &str) -> CommitBatch {
     )
 }
 
+/// The same with a client record: a kind that is not one statement but several in a
+/// transaction.
+pub fn several(schema: &Schema, expected: i64, id: &str) -> CommitBatch {
+    let mut batch = one(schema, expected, id);
+    batch.clients.push(client("device", "actor", 0));
+    batch
+}
+
+/// Makes a batch, in one of the two ways to write it.
+pub type Make = fn(&Schema, i64, &str) -> CommitBatch;
+
+/// Both ways to write a batch.
+pub const BOTH: [Make; 2] = [one, several];
+
 /// Writes a batch in a task of its own.
 pub fn spawn(
     store: &Arc<PostgresStore>,
