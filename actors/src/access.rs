@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_engine::PartitionId;
 use tidegate_engine::model::{CommitBatch, Fetched, Needs};
-use tidegate_store::{CommitError, LockedPartition, Store, StoreError};
+use tidegate_store::{CommitError, Link, LockedPartition, Settle, Store, StoreError};
 
 /// Where an attempt reads and commits. Dropping it releases what it holds.
 pub(crate) enum Access<'s> {
@@ -31,6 +31,25 @@ impl<'s> Access<'s> {
         match self {
             Self::Free(store) => store.read_needs(partition, needs).await,
             Self::Locked(held) => held.read_needs(needs).await,
+        }
+    }
+
+    /// [`Self::commit`] for a batch that was decided on top of `after`, and on top of
+    /// which the next one may be.
+    pub async fn commit_chained(
+        self,
+        batch: Arc<CommitBatch>,
+        after: Option<Link>,
+        settle: Settle,
+    ) -> Result<(), CommitError> {
+        match self {
+            Self::Free(store) => store.commit_chained(batch, after, settle).await,
+            // Nobody's outcome is open while the partition is held.
+            Self::Locked(held) => {
+                let written = held.commit(batch).await;
+                settle.settle(written.is_ok());
+                written
+            }
         }
     }
 

@@ -12,6 +12,8 @@ use tokio::sync::watch;
 
 use crate::error::PushError;
 use crate::group_commit::GroupCommit;
+use crate::group_commit::Turn;
+use crate::handover::{Ended, Lead};
 use crate::inbox::QueuedPush;
 use crate::partition::Partition;
 use crate::request::{Decisions, PushRequest};
@@ -65,9 +67,12 @@ impl Drop for Finish {
     }
 }
 
-/// Runs a batch that the inbox started, answers its pushes, then tells the observer.
-pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
+/// Runs a batch that the inbox started, answers its pushes, then tells the observer; with
+/// a `lead` beside the batch before it.
+pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead: Option<Lead>) {
     let _finish = Finish(Arc::clone(&partition));
+    let (_running, ended) = Ended::new();
+    let ticket = partition.handover.begin(ended);
     let (mut requests, mut ahead, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
     for push in pushes {
         requests.push(push.request);
@@ -83,7 +88,10 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         service.counters.commits.add(commits);
     }
     let (delay, many) = (service.settings.flush_delay, service.settings.flush_clients);
-    let records = if requests.is_empty() || partition.ledger.is_due(delay, many) {
+    // One write of the records at a time.
+    let takes_records =
+        lead.is_none() && (requests.is_empty() || partition.ledger.is_due(delay, many));
+    let records = if takes_records {
         partition.ledger.begin_write(many)
     } else {
         Vec::new()
@@ -95,6 +103,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
         Arc::clone(&requests),
         ahead,
         records,
+        Turn { ticket, lead },
         abandoned.clone(),
     );
     let task = tokio::spawn(work.run());
@@ -116,7 +125,9 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>) {
     if requests.is_empty() && !outcome.records_durable {
         service.counters.failed_flushes.add(1);
     }
-    partition.ledger.end_write(outcome.records_durable);
+    if takes_records {
+        partition.ledger.end_write(outcome.records_durable);
+    }
     service.relieve();
     for ((reply, permit), answer) in waiting.into_iter().zip(outcome.answers) {
         drop(permit);

@@ -247,7 +247,7 @@ async fn finish(partition: &Arc<Partition>) {
     partition.inbox.worked_off().await;
     while !partition.ledger.is_empty() {
         if partition.inbox.start_flush() {
-            batch::run(Arc::clone(partition), Vec::new()).await;
+            batch::run(Arc::clone(partition), Vec::new(), None).await;
             if !partition.ledger.is_empty() {
                 tokio::time::sleep(PAUSE).await;
             }

@@ -2,6 +2,7 @@
 //! them as one transaction whose compare-and-set proves that nobody else wrote.
 
 mod clients;
+mod succession;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,13 +11,14 @@ use std::time::Duration;
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
 use tidegate_engine::push::Decision;
-use tidegate_store::{CommitError, Store};
+use tidegate_store::{CommitError, Link, Store, chain};
 
 use crate::access::Access;
 use crate::batch::{Abandoned, Outcome};
 use crate::contention::Sight;
 use crate::deciding::{self, Deciding, Place, Progress, Violation};
 use crate::error::PushError;
+use crate::handover::{Ended, Given, Lead, Ticket};
 use crate::partition::Partition;
 use crate::request::PushRequest;
 use crate::resolve::{self, Fate};
@@ -47,12 +49,33 @@ pub(crate) struct GroupCommit {
     bound: Vec<bool>,
     view: View,
     generation: u64,
+    /// The batch before, while its end is not known.
+    before: Option<Before>,
+    ticket: Ticket,
+    /// Whether what this batch knows is in the handover, or was.
+    handed_over: bool,
     commits: Vec<Arc<LoggedCommit>>,
     moved_elsewhere: bool,
     /// Whether an attempt took the lock.
     locked: bool,
     /// What is known of other writers.
     sight: Sight,
+}
+
+/// A batch's place among those of its partition.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub ticket: Ticket,
+    /// Of one that begins beside another one.
+    pub lead: Option<Lead>,
+}
+
+/// The batch that was being written when this one began.
+#[derive(Debug)]
+struct Before {
+    ended: Ended,
+    /// What this one was decided on top of; `None` = it knows nothing yet.
+    link: Option<Link>,
 }
 
 /// How deciding went.
@@ -80,9 +103,32 @@ impl GroupCommit {
         requests: Arc<[PushRequest]>,
         ahead: Vec<Fetched>,
         records: Vec<ClientRecord>,
+        turn: Turn,
         abandoned: Abandoned,
     ) -> Self {
-        let (known, generation) = partition.take_known();
+        let (known, generation, before) = match turn.lead {
+            None => {
+                let (known, generation) = partition.take_known();
+                (known, generation, None)
+            }
+            Some(Lead { given, before }) => {
+                let ended = before;
+                match given {
+                    Some(Given {
+                        known,
+                        generation,
+                        link,
+                    }) => {
+                        let link = Some(link);
+                        (known, generation, Some(Before { ended, link }))
+                    }
+                    None => {
+                        let before = Before { ended, link: None };
+                        (partition.nothing_known(), 0, Some(before))
+                    }
+                }
+            }
+        };
         let entries = requests
             .iter()
             .enumerate()
@@ -112,25 +158,43 @@ impl GroupCommit {
             abandoned,
             entries,
             generation,
+            before,
+            handed_over: false,
+            ticket: turn.ticket,
         }
     }
 
     /// Runs the batch to its end.
     pub async fn run(mut self) -> Outcome {
+        // Bindings that the batch before makes are known when it has ended.
+        if self.binds() {
+            self.follow().await;
+        }
         self.refuse_foreign_bindings();
         let failure = match self.settle().await {
             Ok(()) => self.write_clients_alone().await.err(),
             Err(failure) => Some(failure),
         };
         let failure = failure.unwrap_or_else(PushError::internal);
+        self.follow().await;
         if !self.abandoned.is_set() {
             let enough = self.partition.service.settings.quiet_batches;
             self.partition
                 .contention
                 .lock()
                 .batch_ended(self.sight, enough);
-            self.partition
-                .keep_known(self.view.into_known(), self.generation);
+            // What the next batch has taken over is that one's to keep.
+            let known = if self.handed_over {
+                self.take_back().map(|given| given.known)
+            } else {
+                Some(
+                    std::mem::replace(&mut self.view, View::new(self.partition.nothing_known()))
+                        .into_known(),
+                )
+            };
+            if let Some(known) = known {
+                self.partition.keep_known(known, self.generation);
+            }
         }
         let mut answers: Vec<Result<Vec<Decision>, PushError>> = self
             .refused
@@ -219,19 +283,38 @@ impl GroupCommit {
                 Attempt::Apart => return Ok(Part::Violated(None)),
             };
             if batch.commits.is_empty() && batch.results.is_empty() {
+                // What it repeats may be what the batch before is still writing.
+                if !self.follow().await {
+                    continue;
+                }
                 self.accept(&undecided, decisions, None);
                 return Ok(Part::Settled);
             }
             if self.abandoned.is_set() {
                 return Err(PushError::internal());
             }
-            let written = access.commit(Arc::clone(&batch)).await;
+            let (settle, link) = chain();
+            let after = self.before.as_ref().and_then(|before| before.link.clone());
+            let whole = part.len() == self.entries.len() && violation.is_none();
+            if whole && !access.is_locked() {
+                self.hand_over(&batch, link);
+            }
+            let written = access
+                .commit_chained(Arc::clone(&batch), after, settle)
+                .await;
             service.note_write(&written);
+            let stands = self.follow().await;
+            if written.is_err() {
+                self.withdraw();
+            }
             match written {
                 Ok(()) => {
                     self.accept(&undecided, decisions, Some(&batch));
                     return Ok(Part::Settled);
                 }
+                // Then whatever became of it came of the batch before.
+                Err(CommitError::Unfounded) => violation = None,
+                Err(CommitError::SequenceMoved) if !stands => violation = None,
                 Err(CommitError::SequenceMoved) => {
                     attempt += 1;
                     violation = None;
@@ -297,6 +380,9 @@ impl GroupCommit {
         let service = &partition.service;
         let places: Vec<Place> = undecided.iter().map(|at| self.entries[*at].place).collect();
         let needs = deciding::needs_of(service, &self.requests, &places);
+        if self.partition.contention.lock().is_pessimistic() {
+            self.follow().await;
+        }
         let expected = self.view.position();
         let mut access = self.begin(store).await?;
         // Of use once: by then it is in the view, or too old for it.
@@ -393,6 +479,9 @@ impl GroupCommit {
         access: &mut Access<'_>,
         needs: &Needs,
     ) -> Result<Option<Fetched>, PushError> {
+        if self.before.is_some() && self.view.lacks(needs) {
+            self.follow().await;
+        }
         match self.view.supply(&self.partition, access, needs).await {
             Ok(fetched) => Ok(Some(fetched)),
             Err(Missing::Moved) => {
@@ -416,7 +505,9 @@ impl GroupCommit {
         batch: Option<&Arc<CommitBatch>>,
     ) {
         if let Some(batch) = batch {
-            self.view.absorb(batch);
+            if !self.handed_over {
+                self.view.absorb(batch);
+            }
             let commits: Vec<Arc<LoggedCommit>> = decisions
                 .iter()
                 .filter_map(|decision| decision.commit().cloned())
@@ -460,6 +551,7 @@ impl GroupCommit {
     }
 
     fn distrust(&mut self) {
+        self.withdraw();
         self.view.forget();
         self.partition.tail.invalidate();
     }

@@ -56,6 +56,8 @@ pub(crate) enum PageQueued {
 pub(crate) enum Work {
     /// A batch of pushes.
     Pushes(Vec<QueuedPush>),
+    /// A batch of pushes beside the one that is being written.
+    Next(Vec<QueuedPush>),
     /// A page.
     Page(QueuedPage),
 }
@@ -77,7 +79,12 @@ struct State {
     quiet: usize,
     phase: Phase,
     holds: usize,
-    running: bool,
+    /// Batches and pages under way: two while one is decided beside one being written.
+    running: usize,
+    /// So many waiting pushes begin a batch beside the running one; `None` = none may.
+    expected: Option<usize>,
+    /// Pushes of the last batch and of the one before it.
+    sizes: [usize; 2],
     last_work: Instant,
 }
 
@@ -91,6 +98,38 @@ enum Phase {
 }
 
 impl State {
+    fn start_next(&mut self, limit: QueueLimit) -> Option<Work> {
+        let enough = self
+            .expected
+            .is_some_and(|enough| self.queue.len() >= enough);
+        if !enough || self.running > 1 || self.quiet > 0 || !self.pages.is_empty() {
+            return None;
+        }
+        self.take_pushes(limit).map(Work::Next)
+    }
+
+    fn take_pushes(&mut self, limit: QueueLimit) -> Option<Vec<QueuedPush>> {
+        let (mut operations, mut bytes) = (0, 0);
+        let mut batch = Vec::new();
+        while let Some(next) = self.queue.front() {
+            operations += next.permit.load.operations;
+            bytes += next.permit.load.bytes;
+            let full = operations > limit.operations || bytes > limit.bytes;
+            if full && !batch.is_empty() {
+                break;
+            }
+            batch.extend(self.queue.pop_front());
+        }
+        if batch.is_empty() {
+            return None;
+        }
+        self.expected = None;
+        self.sizes = [batch.len(), self.sizes[0]];
+        self.running += 1;
+        self.page_was_last = false;
+        Some(batch)
+    }
+
     fn has_queued(&self) -> bool {
         !self.queue.is_empty() || !self.pages.is_empty()
     }
@@ -106,7 +145,9 @@ impl Inbox {
                 quiet: 0,
                 phase: Phase::Open,
                 holds: 0,
-                running: false,
+                running: 0,
+                expected: None,
+                sizes: [0; 2],
                 last_work: Instant::now(),
             }),
             idle: Notify::new(),
@@ -122,7 +163,8 @@ impl Inbox {
         }
         state.last_work = Instant::now();
         state.queue.push_back(push);
-        if state.queue.len() == 1 && !state.running {
+        let waiting = state.queue.len();
+        if (waiting == 1 && state.running == 0) || state.expected == Some(waiting) {
             Queued::Wake
         } else {
             Queued::Waiting
@@ -147,35 +189,37 @@ impl Inbox {
     /// The caller owes a [`Self::finish`].
     pub fn start(&self, limit: QueueLimit, held_by_all: &AtomicUsize) -> Option<Work> {
         let mut state = self.state.lock();
-        if state.running || state.holds > 0 || held_by_all.load(Ordering::SeqCst) > 0 {
+        if state.holds > 0 || held_by_all.load(Ordering::SeqCst) > 0 {
             return None;
+        }
+        if state.running > 0 {
+            return state.start_next(limit);
         }
         let pushes_next = state.page_was_last && state.quiet == 0 && !state.queue.is_empty();
         if !pushes_next && let Some(page) = state.pages.pop_front() {
-            state.running = true;
+            state.running = 1;
             state.page_was_last = true;
             return Some(Work::Page(page));
         }
         if state.quiet > 0 {
             return None;
         }
-        let (mut operations, mut bytes) = (0, 0);
-        let mut batch = Vec::new();
-        while let Some(next) = state.queue.front() {
-            operations += next.permit.load.operations;
-            bytes += next.permit.load.bytes;
-            let full = operations > limit.operations || bytes > limit.bytes;
-            if full && !batch.is_empty() {
-                break;
-            }
-            batch.extend(state.queue.pop_front());
-        }
-        if batch.is_empty() {
-            return None;
-        }
-        state.running = true;
-        state.page_was_last = false;
-        Some(Work::Pushes(batch))
+        state.take_pushes(limit).map(Work::Pushes)
+    }
+
+    /// Lets the next batch begin beside the newest one, which is being written, as soon
+    /// as about as many pushes wait as the last batches held: those who wait for the one
+    /// before have come back by then. `true` = so many wait already.
+    pub fn expect_next(&self) -> bool {
+        let mut state = self.state.lock();
+        let expected = state.sizes.iter().sum::<usize>().div_ceil(2).max(1);
+        state.expected = Some(expected);
+        state.running == 1 && state.queue.len() >= expected
+    }
+
+    /// No batch begins beside the newest one any more.
+    pub fn expect_nothing(&self) {
+        self.state.lock().expected = None;
     }
 
     /// Starts a batch without pushes, for client records alone: `false` when one runs.
@@ -184,13 +228,15 @@ impl Inbox {
     /// The caller owes a [`Self::finish`].
     pub fn start_flush(&self) -> bool {
         let mut state = self.state.lock();
-        !std::mem::replace(&mut state.running, true)
+        let free = state.running == 0;
+        state.running = state.running.max(1);
+        free
     }
 
     /// Ends a batch; `true` when more waits.
     pub fn finish(&self) -> bool {
         let mut state = self.state.lock();
-        state.running = false;
+        state.running -= 1;
         state.last_work = Instant::now();
         self.idle.notify_waiters();
         state.has_queued()
@@ -204,7 +250,7 @@ impl Inbox {
     /// Leaves memory if there is nothing at all to do; from then on pushes are sent elsewhere.
     pub fn leave(&self, may_leave: impl FnOnce() -> bool) -> bool {
         let mut state = self.state.lock();
-        let busy = state.running || state.has_queued() || state.holds > 0 || state.quiet > 0;
+        let busy = state.running > 0 || state.has_queued() || state.holds > 0 || state.quiet > 0;
         let idle = !busy && may_leave();
         if idle {
             state.phase = Phase::Gone;
@@ -220,7 +266,7 @@ impl Inbox {
     /// Whether an actor has something to do here.
     pub fn has_work(&self) -> bool {
         let state = self.state.lock();
-        state.running || state.has_queued()
+        state.running > 0 || state.has_queued()
     }
 
     /// Pushes that wait.
@@ -272,12 +318,12 @@ impl Inbox {
 
     /// Waits until no batch runs.
     pub async fn batch_finished(&self) {
-        self.wait(|state| !state.running).await;
+        self.wait(|state| state.running == 0).await;
     }
 
     /// Waits until no batch runs and nothing waits.
     pub async fn worked_off(&self) {
-        self.wait(|state| !state.running && !state.has_queued())
+        self.wait(|state| state.running == 0 && !state.has_queued())
             .await;
     }
 

@@ -21,6 +21,7 @@ mod directory;
 mod error;
 mod failpoint;
 mod group_commit;
+mod handover;
 mod inbox;
 mod latency;
 mod memory;

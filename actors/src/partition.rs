@@ -11,6 +11,7 @@ use crate::admission::Gauge;
 use crate::batch::{self, Known};
 use crate::clients::{Bindings, Ledger};
 use crate::contention::Contention;
+use crate::handover::Handover;
 use crate::inbox::{Inbox, Work};
 use crate::latency::Latencies;
 use crate::page_commit;
@@ -32,6 +33,7 @@ pub(crate) struct Partition {
     pub latencies: Latencies,
     /// How batches guard against other writers.
     pub contention: Mutex<Contention>,
+    pub handover: Handover,
     known: Mutex<Option<Known>>,
     /// Counts the reasons to distrust what is known; see [`Self::take_known`].
     generation: AtomicU64,
@@ -52,6 +54,7 @@ impl Partition {
             ledger: Ledger::new(settings.pending_clients, service.unwritten.share()),
             bindings: Mutex::default(),
             contention: Mutex::default(),
+            handover: Handover::default(),
             gauge: Arc::new(Gauge::new(settings.partition_queue)),
             latencies: Latencies::new(),
             known: Mutex::new(None),
@@ -92,11 +95,13 @@ impl Partition {
     pub fn take_known(&self) -> (Known, u64) {
         let generation = self.generation.load(Ordering::SeqCst);
         let known = self.known.lock().take();
-        let known = known.unwrap_or_else(|| {
-            let limit = self.service.settings.row_cache_bytes;
-            Known::new(limit, self.service.memory.share())
-        });
-        (known, generation)
+        (known.unwrap_or_else(|| self.nothing_known()), generation)
+    }
+
+    /// What a batch starts from when nothing is known.
+    pub fn nothing_known(&self) -> Known {
+        let limit = self.service.settings.row_cache_bytes;
+        Known::new(limit, self.service.memory.share())
     }
 
     /// Keeps what is known, unless a reason to distrust it came up since it was taken.
@@ -165,7 +170,12 @@ impl PartitionActor {
                 Work::Pushes(pushes) => {
                     // The batch takes client records along that are due.
                     self.flush_due = false;
-                    tokio::spawn(batch::run(partition, pushes));
+                    tokio::spawn(batch::run(partition, pushes, None));
+                }
+                Work::Next(pushes) => {
+                    let generation = partition.generation.load(Ordering::SeqCst);
+                    let lead = partition.handover.take(generation);
+                    tokio::spawn(batch::run(partition, pushes, lead));
                 }
                 Work::Page(page) => {
                     tokio::spawn(page_commit::run(partition, page));
@@ -174,7 +184,7 @@ impl PartitionActor {
         } else if self.flush_due && partition.ledger.has_pending() {
             if partition.inbox.start_flush() {
                 self.flush_due = false;
-                tokio::spawn(batch::run(Arc::clone(partition), Vec::new()));
+                tokio::spawn(batch::run(Arc::clone(partition), Vec::new(), None));
             }
         } else {
             self.flush_due = false;

@@ -37,6 +37,10 @@ impl RowCache {
         }
     }
 
+    pub fn contains(&self, key: &RowKey) -> bool {
+        self.slots.contains_key(key)
+    }
+
     pub fn get(&mut self, key: &RowKey) -> Option<RowState> {
         let slot = self.slots.get_mut(key)?;
         self.tick += 1;

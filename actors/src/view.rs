@@ -95,6 +95,22 @@ impl View {
         Adopted::Used
     }
 
+    /// Whether [`Self::supply`] would have to read.
+    pub fn lacks(&mut self, needs: &Needs) -> bool {
+        let Self {
+            known,
+            rows,
+            results,
+        } = self;
+        known.max.is_none()
+            || !needs.children.is_empty()
+            || !needs.results.iter().all(|key| results.contains_key(key))
+            || !needs
+                .rows
+                .iter()
+                .all(|key| rows.contains_key(key) || known.rows.contains(key))
+    }
+
     /// Answers `needs` from memory and, in one read, from the database. The answer holds
     /// everything that was asked for.
     pub async fn supply(

@@ -172,6 +172,9 @@ pub enum CommitError {
     /// The batch carried a backfill page of a superseded owner. Nothing was written.
     #[error("the owner of the checkpoint was superseded")]
     Superseded,
+    /// The batch that this one was decided on top of was not written. Nothing was written.
+    #[error("the batch before was not written")]
+    Unfounded,
     /// A unique or not-null constraint of an app table. Nothing was written. The
     /// caller replays commit by commit to find the operation.
     #[error("a constraint was violated")]

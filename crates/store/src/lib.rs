@@ -3,6 +3,7 @@
 //! are an interface (docs/storage.md): a database of the reference server opens.
 #![forbid(unsafe_code)]
 
+mod chain;
 mod checkpoints;
 #[cfg(feature = "contract")]
 pub mod contract;
@@ -33,6 +34,7 @@ use tidegate_engine::model::{
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 
+pub use chain::{Link, Settle, chain};
 pub use checkpoints::{Activate, BackfillControl, CheckpointStore};
 pub use error::{CommitError, StoreError};
 pub use locked::LockedPartition;
@@ -314,6 +316,29 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
 
     /// Writes a group commit durably, or nothing of it.
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError>;
+
+    /// [`Store::commit_batch`] for a batch that was decided on top of another one while
+    /// that was being written: it is written right after that one, and only if that one
+    /// is durable. Tells its own outcome through `settle`, at the latest when it returns.
+    ///
+    /// # Errors
+    /// [`CommitError::Unfounded`], having written nothing, when the one before is not
+    /// durable; else as [`Store::commit_batch`].
+    async fn commit_chained(
+        &self,
+        batch: Arc<CommitBatch>,
+        after: Option<Link>,
+        settle: Settle,
+    ) -> Result<(), CommitError> {
+        if let Some(after) = after
+            && !after.settled().await
+        {
+            return Err(CommitError::Unfounded);
+        }
+        let written = self.commit_batch(batch).await;
+        settle.settle(written.is_ok());
+        written
+    }
 
     /// Begins a pessimistic commit: where the backend can, nobody else commits to
     /// the partition until the value is committed or dropped. For a partition

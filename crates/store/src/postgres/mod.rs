@@ -51,8 +51,8 @@ use crate::error::{CommitError, StoreError};
 use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
 use crate::preamble::Found;
 use crate::{
-    Declaration, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
-    SchemaOutcome, Snapshot, Store, Touch,
+    Declaration, Link, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
+    SchemaOutcome, Settle, Snapshot, Store, Touch, chain,
 };
 use connection::{Lease, LogFailures, Manager, Session};
 use driver::Driver;
@@ -60,7 +60,7 @@ use failure::during;
 use needs::NeedsReader;
 use plan::Plan;
 use preambles::{Preambles, Question};
-use writer::Writer;
+use writer::{Chained, Writer};
 
 #[derive(Clone)]
 struct Pools {
@@ -494,11 +494,22 @@ impl Store for PostgresStore {
     }
 
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        let (settle, _) = chain();
+        self.commit_chained(batch, None, settle).await
+    }
+
+    async fn commit_chained(
+        &self,
+        batch: Arc<CommitBatch>,
+        after: Option<Link>,
+        settle: Settle,
+    ) -> Result<(), CommitError> {
         let plan = self.plan()?;
         let guard = Arc::clone(&self.writes).read_owned().await;
         let pool = self.pools()?.short;
+        let chained = Chained { after, settle };
         self.writer
-            .write(&self.driver, pool, plan, batch, guard)
+            .write(&self.driver, pool, plan, batch, chained, guard)
             .await
     }
 

@@ -20,6 +20,7 @@ use super::driver::Driver;
 use super::plan::Plan;
 use super::turns::Turns;
 use crate::error::{CommitError, StoreError};
+use crate::{Link, Settle};
 
 /// Transactions under way for as many processors, those apart that wait for somebody's
 /// locks. The more batches one carries the less each of them costs, so a second one is
@@ -34,9 +35,18 @@ const LARGE_ROWS: usize = 500;
 /// A transaction that takes longer waits for somebody: the next one begins beside it.
 const PATIENCE: Duration = Duration::from_millis(20);
 
+/// Where a batch stands among those of its partition.
+pub(super) struct Chained {
+    /// The one that it was decided on top of.
+    pub(super) after: Option<Link>,
+    /// Tells its own outcome.
+    pub(super) settle: Settle,
+}
+
 struct Waiting {
     encoded: Encoded,
     plan: Arc<Plan>,
+    settle: Settle,
     reply: oneshot::Sender<Result<(), CommitError>>,
     /// Closing the store waits for it.
     guard: OwnedRwLockReadGuard<()>,
@@ -60,6 +70,7 @@ impl Writer {
         pool: Pool<Manager>,
         plan: Arc<Plan>,
         batch: Arc<CommitBatch>,
+        chained: Chained,
         guard: OwnedRwLockReadGuard<()>,
     ) -> Result<(), CommitError> {
         let encoded = Encoded::new(&plan, batch)?;
@@ -67,6 +78,7 @@ impl Writer {
         let waiting = Waiting {
             encoded,
             plan,
+            settle: chained.settle,
             reply,
             guard,
         };
@@ -74,6 +86,28 @@ impl Writer {
             pool,
             driver: driver.handle(),
         };
+        match chained.after.filter(|after| !after.stands()) {
+            None => self.queue(work, waiting),
+            // On the threads that learn first what became of the one before.
+            Some(after) => {
+                let writer = self.clone();
+                driver.spawn(async move {
+                    if after.settled().await {
+                        writer.queue(work, waiting);
+                    } else {
+                        waiting.conclude(Err(CommitError::Unfounded));
+                    }
+                });
+            }
+        }
+        // Without an answer its task came to an end it did not expect.
+        answer
+            .await
+            .unwrap_or_else(|lost| Err(CommitError::OutcomeUnknown(Box::new(lost))))
+    }
+
+    fn queue(&self, work: Work, waiting: Waiting) {
+        let driver = work.driver.clone();
         if waiting.stands_alone() {
             driver.spawn(async move { work.alone(waiting).await });
         } else if let Some(mut turn) = self.0.ask(waiting) {
@@ -83,14 +117,40 @@ impl Writer {
                 }
             });
         }
-        // Without an answer its task came to an end it did not expect.
-        answer
-            .await
-            .unwrap_or_else(|lost| Err(CommitError::OutcomeUnknown(Box::new(lost))))
+    }
+}
+
+/// Who waits for a batch.
+struct Caller {
+    settle: Settle,
+    reply: oneshot::Sender<Result<(), CommitError>>,
+    guard: OwnedRwLockReadGuard<()>,
+}
+
+impl Caller {
+    fn conclude(self, outcome: Result<(), CommitError>) {
+        drop(self.guard);
+        // First whoever was decided on top of it: that one is to be written next.
+        self.settle.settle(outcome.is_ok());
+        // A caller that stopped waiting is not told.
+        let _ = self.reply.send(outcome);
     }
 }
 
 impl Waiting {
+    fn conclude(self, outcome: Result<(), CommitError>) {
+        self.apart().2.conclude(outcome);
+    }
+
+    fn apart(self) -> (Encoded, Arc<Plan>, Caller) {
+        let caller = Caller {
+            settle: self.settle,
+            reply: self.reply,
+            guard: self.guard,
+        };
+        (self.encoded, self.plan, caller)
+    }
+
     /// Whether the batch takes so long, or may fail in so many ways, that no other
     /// one should share its transaction.
     fn stands_alone(&self) -> bool {
@@ -188,9 +248,7 @@ impl Work {
             }
             Err(error) => Err(error.into()),
         };
-        drop(one.guard);
-        // A caller that stopped waiting is not told.
-        let _ = one.reply.send(outcome);
+        one.conclude(outcome);
     }
 
     async fn together(&self, group: Vec<Waiting>) {
@@ -199,8 +257,9 @@ impl Work {
         };
         let (mut encoded, mut rest) = (Vec::new(), Vec::new());
         for one in group {
-            encoded.push(one.encoded);
-            rest.push((one.plan, one.reply, one.guard));
+            let (batch, plan, caller) = one.apart();
+            encoded.push(batch);
+            rest.push((plan, caller));
         }
         let outcome = match super::take(&self.pool).await {
             Ok(mut lease) => commit::write_together(&mut lease, &plan, &encoded).await,
@@ -208,28 +267,27 @@ impl Work {
         };
         match outcome {
             Ok(()) => {
-                for (_, reply, guard) in rest {
-                    drop(guard);
-                    let _ = reply.send(Ok(()));
+                for (_, caller) in rest {
+                    caller.conclude(Ok(()));
                 }
             }
             // Whether they stand, the stored results of each partition say.
             Err(CommitError::OutcomeUnknown(cause)) => {
                 let cause = Arc::new(cause);
-                for (_, reply, guard) in rest {
-                    drop(guard);
+                for (_, caller) in rest {
                     let error = CommitError::OutcomeUnknown(Box::new(Shared(Arc::clone(&cause))));
-                    let _ = reply.send(Err(error));
+                    caller.conclude(Err(error));
                 }
             }
             // Nothing was written. Somebody's failure or lock; each finds out by itself.
             Err(_) => {
-                for (encoded, (plan, reply, guard)) in encoded.into_iter().zip(rest) {
+                for (encoded, (plan, caller)) in encoded.into_iter().zip(rest) {
                     self.spawn_alone(Waiting {
                         encoded,
                         plan,
-                        reply,
-                        guard,
+                        settle: caller.settle,
+                        reply: caller.reply,
+                        guard: caller.guard,
                     });
                 }
             }
@@ -306,6 +364,7 @@ mod tests {
             let waiting = Waiting {
                 encoded: Encoded::new(&plan, Arc::new(batch)).unwrap(),
                 plan,
+                settle: crate::chain().0,
                 reply,
                 guard: Arc::clone(&self.store.writes).read_owned().await,
             };

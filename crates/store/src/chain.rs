@@ -1,0 +1,75 @@
+//! Batches that were decided on top of one that is still being written.
+
+use tokio::sync::watch;
+
+/// Makes the two ends of a batch's outcome: who writes it settles the one, who was
+/// decided on top of it watches the other.
+pub fn chain() -> (Settle, Link) {
+    let (sender, receiver) = watch::channel(None);
+    (Settle(Some(sender)), Link(receiver))
+}
+
+/// Tells what became of a batch. Dropped unsettled, it tells that the batch is not known
+/// to stand.
+#[derive(Debug)]
+pub struct Settle(Option<watch::Sender<Option<bool>>>);
+
+impl Settle {
+    /// Tells whether the batch is durable.
+    pub fn settle(mut self, durable: bool) {
+        self.tell(durable);
+    }
+
+    fn tell(&mut self, durable: bool) {
+        if let Some(sender) = self.0.take() {
+            sender.send_replace(Some(durable));
+        }
+    }
+}
+
+impl Drop for Settle {
+    fn drop(&mut self) {
+        self.tell(false);
+    }
+}
+
+/// The outcome of the batch that another one was decided on top of.
+#[derive(Debug, Clone)]
+pub struct Link(watch::Receiver<Option<bool>>);
+
+impl Link {
+    /// Whether the batch is known to be durable by now.
+    pub fn stands(&self) -> bool {
+        *self.0.borrow() == Some(true)
+    }
+
+    /// Waits until the batch's outcome is known; whether it is durable.
+    pub async fn settled(mut self) -> bool {
+        let settled = self.0.wait_for(Option::is_some).await;
+        settled.is_ok_and(|settled| *settled == Some(true))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_batch_stands_once_it_is_settled_as_durable_and_not_before() {
+        let (settle, link) = chain();
+        let waiting = tokio::spawn(link.clone().settled());
+        assert!(!link.stands());
+        settle.settle(true);
+        assert!(link.stands() && waiting.await.is_ok_and(|durable| durable));
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_nobody_settles_does_not_stand() {
+        let (settle, link) = chain();
+        drop(settle);
+        assert!(!link.stands() && !link.settled().await);
+        let (settle, link) = chain();
+        settle.settle(false);
+        assert!(!link.stands() && !link.settled().await);
+    }
+}
