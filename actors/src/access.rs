@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_engine::PartitionId;
 use tidegate_engine::model::{CommitBatch, Fetched, Needs};
-use tidegate_store::{CommitError, Link, LockedPartition, Settle, Store, StoreError};
+use tidegate_store::{CommitError, Link, LockedPartition, Passed, Settle, Store, StoreError};
 
 /// Where an attempt reads and commits. Dropping it releases what it holds.
 pub(crate) enum Access<'s> {
@@ -41,14 +41,14 @@ impl<'s> Access<'s> {
         batch: Arc<CommitBatch>,
         after: Option<Link>,
         settle: Settle,
-    ) -> Result<(), CommitError> {
+    ) -> Result<Option<Passed>, CommitError> {
         match self {
             Self::Free(store) => store.commit_chained(batch, after, settle).await,
             // Nobody's outcome is open while the partition is held.
             Self::Locked(held) => {
                 let written = held.commit(batch).await;
                 settle.settle(written.is_ok());
-                written
+                written.map(|()| None)
             }
         }
     }

@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use tidegate_engine::model::{LoggedCommit, ResultKey, ResultLookup};
+use tidegate_store::Passed;
 use tokio::sync::watch;
 
 use crate::error::PushError;
@@ -16,7 +17,7 @@ use crate::group_commit::Turn;
 use crate::handover::{Ended, Lead};
 use crate::inbox::QueuedPush;
 use crate::partition::Partition;
-use crate::request::{Decisions, PushRequest};
+use crate::request::{Decisions, PushRequest, Pushed};
 use crate::resolve;
 
 pub(crate) use crate::view::Known;
@@ -26,6 +27,8 @@ pub(crate) use crate::view::Known;
 pub(crate) struct Outcome {
     /// One per push.
     pub answers: Vec<Result<Decisions, PushError>>,
+    /// What the gate saw of the transaction that wrote all of them.
+    pub passed: Option<Arc<Passed>>,
     /// Commits that became durable, in order.
     pub commits: Vec<Arc<LoggedCommit>>,
     /// Whether the write-behind client records became durable.
@@ -132,7 +135,8 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
     for ((reply, permit), answer) in waiting.into_iter().zip(outcome.answers) {
         drop(permit);
         // A caller that hung up is not told.
-        let _ = reply.send(answer);
+        let passed = outcome.passed.clone();
+        let _ = reply.send(answer.map(|decisions| Pushed { decisions, passed }));
     }
     tell(&partition, &outcome.commits, outcome.moved_elsewhere);
 }
@@ -180,6 +184,7 @@ async fn recover(partition: &Arc<Partition>, requests: &Arc<[PushRequest]>) -> O
         .collect();
     Outcome {
         answers,
+        passed: None,
         commits: Vec::new(),
         records_durable: false,
         moved_elsewhere: !requests.is_empty(),

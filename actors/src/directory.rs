@@ -22,7 +22,7 @@ use crate::inbox::{PageQueued, Queued, QueuedPush};
 use crate::latency::Latencies;
 use crate::page_commit::{Moved, PageOutcome, QueuedPage};
 use crate::partition::Partition;
-use crate::request::{Decisions, PushRequest};
+use crate::request::{Decisions, PushRequest, Pushed};
 use crate::service::{Parts, Service};
 use crate::settings::Settings;
 use crate::statistics::Statistics;
@@ -289,7 +289,8 @@ impl PartitionHandle {
     /// the gate refused inside the transaction; `sync.internal_error` otherwise. Repeating
     /// the request is safe after each of them.
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
-        self.push_ahead(request, None).await
+        let pushed = self.push_ahead(request, None).await?;
+        Ok(pushed.decisions)
     }
 
     /// [`Self::push`] with what was read for its commits before: while the partition
@@ -298,7 +299,7 @@ impl PartitionHandle {
         &self,
         request: PushRequest,
         ahead: Option<Fetched>,
-    ) -> Result<Decisions, PushError> {
+    ) -> Result<Pushed, PushError> {
         let service = &self.partition.service;
         let admitted = Instant::now();
         // Under such an id a client could record pages as done that nobody computed.

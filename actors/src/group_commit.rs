@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
 use tidegate_engine::push::Decision;
-use tidegate_store::{CommitError, Link, Store, chain};
+use tidegate_store::{CommitError, Link, Passed, Store, chain};
 
 use crate::access::Access;
 use crate::batch::{Abandoned, Outcome};
@@ -55,6 +55,8 @@ pub(crate) struct GroupCommit {
     /// Whether what this batch knows is in the handover, or was.
     handed_over: bool,
     commits: Vec<Arc<LoggedCommit>>,
+    /// What the gate saw of the transaction that wrote everything.
+    passed: Option<Arc<Passed>>,
     moved_elsewhere: bool,
     /// Whether an attempt took the lock.
     locked: bool,
@@ -148,6 +150,7 @@ impl GroupCommit {
                 .collect(),
             view: View::new(known),
             commits: Vec::new(),
+            passed: None,
             moved_elsewhere: false,
             locked: false,
             sight: Sight::Unknown,
@@ -217,6 +220,7 @@ impl GroupCommit {
         }
         Outcome {
             answers,
+            passed: self.passed,
             commits: self.commits,
             records_durable: self.records_durable,
             moved_elsewhere: self.moved_elsewhere,
@@ -308,7 +312,8 @@ impl GroupCommit {
                 self.withdraw();
             }
             match written {
-                Ok(()) => {
+                Ok(passed) => {
+                    self.passed = passed.filter(|_| whole).map(Arc::new);
                     self.accept(&undecided, decisions, Some(&batch));
                     return Ok(Part::Settled);
                 }

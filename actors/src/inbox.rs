@@ -14,7 +14,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::admission::Permit;
 use crate::error::PushError;
 use crate::page_commit::QueuedPage;
-use crate::request::{Decisions, PushRequest};
+use crate::request::{PushRequest, Pushed};
 use crate::settings::QueueLimit;
 
 /// A push that waits for its batch.
@@ -24,7 +24,7 @@ pub(crate) struct QueuedPush {
     /// What was read for its commits.
     pub ahead: Option<Fetched>,
     pub permit: Permit,
-    pub reply: oneshot::Sender<Result<Decisions, PushError>>,
+    pub reply: oneshot::Sender<Result<Pushed, PushError>>,
 }
 
 /// What the queue did with a push.

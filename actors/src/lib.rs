@@ -50,7 +50,7 @@ pub use failpoint::{NoSteps, Steps};
 pub use observer::{CommitObserver, NoObserver};
 pub use page_commit::PageOutcome;
 pub use request::{Decisions, PushRequest};
-pub use serve::{Entry, NotServed, Pass, ServeGate, ServedTables, Verified, View};
+pub use serve::{Entry, NotServed, Pass, ServeGate, ServedTables, TailView, Verified, View};
 pub use service::Parts;
 pub use settings::{QueueLimit, Settings};
 pub use statistics::Statistics;

@@ -1,10 +1,13 @@
 //! What a partition is asked for.
 
+use std::sync::Arc;
+
 use ssp2::{PushCommit, WireVersion};
 use tidegate_engine::hooks::Allowed;
 use tidegate_engine::model::ClientRecord;
 use tidegate_engine::push::Decision;
 use tidegate_engine::{ActorId, ClientId};
+use tidegate_store::Passed;
 
 /// The push half of one sync request (§6.1).
 #[derive(Debug, Clone)]
@@ -26,3 +29,11 @@ pub struct PushRequest {
 
 /// One decision per commit, in request order.
 pub type Decisions = Vec<Decision>;
+
+/// The answer to a push.
+#[derive(Debug)]
+pub(crate) struct Pushed {
+    pub decisions: Decisions,
+    /// What the gate of its own transaction saw, if it told.
+    pub passed: Option<Arc<Passed>>,
+}

@@ -15,10 +15,10 @@ use parking_lot::Mutex;
 use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::backfill::serve::refused_tables;
 use tidegate_engine::gate::{self, GateRefusal, GateToken};
-use tidegate_engine::model::{ClientRecord, Fetched, LogBounds, Needs};
+use tidegate_engine::model::{ClientRecord, Fetched, LogBounds, LoggedCommit, Needs};
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion, TableId};
 use tidegate_store::{
-    Preamble, RowPage, ScanQuery, Snapshot, Store, StoreError, Touch, Window, WindowQuery,
+    Passed, Preamble, RowPage, ScanQuery, Snapshot, Store, StoreError, Touch, Window, WindowQuery,
 };
 
 use crate::directory::{Directory, PartitionHandle};
@@ -96,6 +96,7 @@ impl ServeGate {
             floor: preamble.pull_floor(),
             token: preamble.gate.clone(),
             ahead: Mutex::new(ahead),
+            passed: Mutex::new(None),
             handle,
         };
         Ok((entry, preamble))
@@ -180,6 +181,8 @@ pub struct Entry<'g> {
     token: GateToken,
     /// What was read for the commits; the push takes it.
     ahead: Mutex<Option<Fetched>>,
+    /// What the gate saw inside the push's transaction.
+    passed: Mutex<Option<Arc<Passed>>>,
     handle: PartitionHandle,
 }
 
@@ -205,7 +208,9 @@ impl Entry<'_> {
     pub async fn push(&self, request: PushRequest) -> Result<Decisions, PushError> {
         pausing_failpoint("gate.before_push").await;
         let ahead = self.ahead.lock().take();
-        self.handle.push_ahead(request, ahead).await
+        let pushed = self.handle.push_ahead(request, ahead).await?;
+        *self.passed.lock() = pushed.passed;
+        Ok(pushed.decisions)
     }
 
     /// [`PartitionHandle::bind_client`]
@@ -276,17 +281,30 @@ impl Entry<'_> {
     /// Reads from the partition's newest commits in memory, then judges a fresh
     /// token as [`Self::read`] does. `None` = they do not reach back far enough.
     ///
+    /// The token that the gate took inside the push's own transaction is as fresh, for
+    /// commits up to that transaction's: they were in memory when it was taken, and a
+    /// commit never changes.
+    ///
     /// # Errors
     /// [`NotServed`]
     pub async fn read_tail<T>(
         &self,
         tables: &ServedTables,
-        work: impl FnOnce(&Tail) -> Option<T>,
+        work: impl FnOnce(&TailView<'_>) -> Option<T>,
     ) -> Result<Option<Verified<T>>, NotServed> {
-        let Some(data) = work(&self.handle.tail()) else {
+        let passed = self.passed.lock().clone();
+        let tail = self.handle.tail();
+        let view = TailView {
+            tail: &tail,
+            through: passed.as_ref().map(|passed| passed.bounds.max),
+        };
+        let Some(data) = work(&view) else {
             return Ok(None);
         };
-        let floor = self.verify(tables).await?;
+        let floor = match passed {
+            Some(passed) => self.judge_second(tables, &passed.token, passed.bounds)?,
+            None => self.verify(tables).await?,
+        };
         Ok(Some(Verified { data, floor }))
     }
 
@@ -297,14 +315,43 @@ impl Entry<'_> {
             return Ok(self.floor);
         }
         pausing_failpoint("gate.before_verify").await;
+        let (token, bounds) = self.gate.store.read_gate(&self.partition).await?;
+        Ok(self.judge_second(tables, &token, bounds)?)
+    }
+
+    fn judge_second(
+        &self,
+        tables: &ServedTables,
+        token: &GateToken,
+        bounds: LogBounds,
+    ) -> Result<CommitSeq, GateRefusal> {
         let gate = self.gate;
-        let (token, bounds) = gate.store.read_gate(&self.partition).await?;
-        let declared = gate.directory.declared();
-        if let Some(refusal) = gate::judge_after(&self.token, &token, gate.running, &declared) {
-            return Err(refusal.into());
+        if cfg!(tidegate_ungated) {
+            return Ok(self.floor);
         }
-        gate.judge_tables(&self.partition, &token, tables.0.iter().copied())?;
+        let declared = gate.directory.declared();
+        if let Some(refusal) = gate::judge_after(&self.token, token, gate.running, &declared) {
+            return Err(refusal);
+        }
+        gate.judge_tables(&self.partition, token, tables.0.iter().copied())?;
         Ok(bounds.above_layout(self.layout_floor).horizon)
+    }
+}
+
+/// The newest commits in memory, as far as their token reaches.
+pub struct TailView<'a> {
+    tail: &'a Tail,
+    /// `None` = the token is still to be read.
+    through: Option<CommitSeq>,
+}
+
+impl TailView<'_> {
+    /// [`Tail::read`]
+    pub fn read(&self, after: CommitSeq, through: CommitSeq) -> Option<Vec<Arc<LoggedCommit>>> {
+        if self.through.is_some_and(|limit| through > limit) {
+            return None;
+        }
+        self.tail.read(after, through)
     }
 }
 

@@ -165,7 +165,7 @@ impl Service {
 
     /// Notes how a write ended. A refusal (a lost race, a fence, a constraint) is an
     /// answer of a database that works.
-    pub fn note_write(&self, written: &Result<(), CommitError>) {
+    pub fn note_write<T>(&self, written: &Result<T, CommitError>) {
         let failed = matches!(
             written,
             Err(CommitError::Store(_) | CommitError::OutcomeUnknown(_))

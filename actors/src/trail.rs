@@ -123,18 +123,12 @@ impl Step {
             RowWrite::Delete { .. } => 0,
         });
         Self {
-            after: position_after(batch),
+            after: batch.head_after(),
             entries: batch.rows.len() + batch.results.len(),
             bytes: bytes.sum(),
             batch: Arc::clone(batch),
         }
     }
-}
-
-/// Where the log stands after a batch.
-pub(crate) fn position_after(batch: &CommitBatch) -> CommitSeq {
-    let last = batch.commits.last().map(|commit| commit.seq);
-    last.unwrap_or(batch.expected_max)
 }
 
 /// The row as a write leaves it.

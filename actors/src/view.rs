@@ -13,7 +13,7 @@ use crate::access::Access;
 use crate::memory::Share;
 use crate::partition::Partition;
 use crate::row_cache::RowCache;
-use crate::trail::{Trail, position_after, state_after};
+use crate::trail::{Trail, state_after};
 
 /// What outlives a batch: rows as of `max`. True as long as every commit since was ours.
 #[derive(Debug)]
@@ -175,7 +175,7 @@ impl View {
 
     /// Takes over what a batch of ours just wrote.
     pub fn absorb(&mut self, batch: &Arc<CommitBatch>) {
-        self.known.max = Some(position_after(batch));
+        self.known.max = Some(batch.head_after());
         self.known.trail.append(batch);
         for write in &batch.rows {
             self.rows.insert(write.key().clone(), state_after(write));

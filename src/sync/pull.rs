@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use ssp2::{Commit, ResponseFrame};
-use tidegate_actors::{Tail, View};
+use tidegate_actors::{TailView, View};
 use tidegate_engine::CommitSeq;
 use tidegate_engine::model::LogBounds;
 use tidegate_engine::pull::{
@@ -178,7 +178,7 @@ fn caught_up(plan: SubPlan) -> (SubPlan, Data) {
 }
 
 /// Serves every subscription from memory, or none: one answer never mixes two views.
-fn from_tail(exchange: &Exchange<'_>, tail: &Tail, plans: Vec<SubPlan>) -> Option<Read> {
+fn from_tail(exchange: &Exchange<'_>, tail: &TailView<'_>, plans: Vec<SubPlan>) -> Option<Read> {
     let mut budget = Budget::new(exchange.pull_bytes);
     let sections: Option<Vec<_>> = plans
         .into_iter()

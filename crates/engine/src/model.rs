@@ -201,6 +201,14 @@ pub struct CommitBatch {
     pub advance: Option<PageAdvance>,
 }
 
+impl CommitBatch {
+    /// Where the log stands once the batch is written.
+    pub fn head_after(&self) -> CommitSeq {
+        let last = self.commits.last().map(|commit| commit.seq);
+        last.unwrap_or(self.expected_max)
+    }
+}
+
 /// A row of `sync_reactions` as it begins: pending, never attempted (§6.9).
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueuedReaction {

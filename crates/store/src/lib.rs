@@ -324,12 +324,14 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
     /// # Errors
     /// [`CommitError::Unfounded`], having written nothing, when the one before is not
     /// durable; else as [`Store::commit_batch`].
+    ///
+    /// Returns what its gate saw, if it tells.
     async fn commit_chained(
         &self,
         batch: Arc<CommitBatch>,
         after: Option<Link>,
         settle: Settle,
-    ) -> Result<(), CommitError> {
+    ) -> Result<Option<Passed>, CommitError> {
         if let Some(after) = after
             && !after.settled().await
         {
@@ -337,7 +339,7 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         }
         let written = self.commit_batch(batch).await;
         settle.settle(written.is_ok());
-        written
+        written.map(|()| None)
     }
 
     /// Begins a pessimistic commit: where the backend can, nobody else commits to
@@ -402,6 +404,16 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
 
     /// Finishes queued work and closes connections.
     async fn close(&self);
+}
+
+/// What a batch's own gate saw, inside its transaction: as good as a gate token read once
+/// the batch was durable, for no migration gets in between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Passed {
+    /// The token.
+    pub token: GateToken,
+    /// The log's bounds, the batch's own commits included.
+    pub bounds: LogBounds,
 }
 
 /// What a prune did.

@@ -3,7 +3,10 @@
 //! gate, every statement and COMMIT.
 
 use futures_util::future::BoxFuture;
-use tokio_postgres::{Error, Statement};
+use tidegate_engine::gate::GateToken;
+use tidegate_engine::model::LogBounds;
+use tidegate_engine::{CommitSeq, LogEpoch};
+use tokio_postgres::{Error, Row, Statement};
 
 use super::batch::{self, Encoded, Put, Written};
 use super::connection::{Session, is_echo, references};
@@ -11,8 +14,10 @@ use super::core_schema::BEGIN;
 use super::failure::{commit_error, during, ended_session, is_row_constraint};
 use super::pipeline::in_order;
 use super::plan::Plan;
+use super::preambles::decode_pending;
 use super::rows;
 use super::statement::Step;
+use crate::Passed;
 use crate::error::CommitError;
 use crate::failpoint::pausing_failpoint;
 
@@ -34,13 +39,14 @@ pub(super) async fn write(
     plan: &Plan,
     one: &Encoded,
     transaction: Transaction,
-) -> Result<(), CommitError> {
+) -> Result<Option<Passed>, CommitError> {
     let all = std::slice::from_ref(one);
     match at_once(session, plan, all, transaction).await {
         // Rows stand in their final state, and one may hold a unique value that
         // another one gives up. One statement per table cannot sort that out.
-        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, all).await,
-        done => done,
+        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, all).await.map(|()| None),
+        Ok(passed) => Ok(passed.and_then(|all| all.into_iter().next())),
+        Err(error) => Err(error),
     }
 }
 
@@ -50,7 +56,7 @@ pub(super) async fn write_together(
     session: &mut Session,
     plan: &Plan,
     all: &[Encoded],
-) -> Result<(), CommitError> {
+) -> Result<Option<Vec<Passed>>, CommitError> {
     at_once(session, plan, all, Transaction::Fresh).await
 }
 
@@ -59,14 +65,43 @@ async fn at_once(
     plan: &Plan,
     all: &[Encoded],
     transaction: Transaction,
-) -> Result<(), CommitError> {
+) -> Result<Option<Vec<Passed>>, CommitError> {
     let written = Written::new(plan, all);
     match written.as_one(plan) {
         Some(sql) if transaction == Transaction::Fresh => {
-            as_one(session, plan, &sql, written).await
+            let rows = as_one(session, plan, &sql, written).await?;
+            // It is durable, whatever it tells.
+            Ok(passed(plan, all, &rows))
         }
-        _ => pipelined(session, plan, written.steps(plan), transaction).await,
+        _ => {
+            pipelined(session, plan, written.steps(plan), transaction).await?;
+            Ok(None)
+        }
     }
+}
+
+/// What the gate saw for each batch.
+fn passed(plan: &Plan, all: &[Encoded], rows: &[Row]) -> Option<Vec<Passed>> {
+    let (each, rest) = rows.split_at_checked(all.len())?;
+    let pending = match rest.first() {
+        Some(row) => decode_pending(row.try_get(2).ok()?).ok()?,
+        None => Vec::new(),
+    };
+    let passed = all.iter().zip(each).map(|(one, row)| {
+        let epoch: Option<&str> = row.try_get(1).ok()?;
+        Some(Passed {
+            token: GateToken {
+                stored_version: plan.version(),
+                log_epoch: epoch.map(LogEpoch::from),
+                pending: pending.clone(),
+            },
+            bounds: LogBounds {
+                max: one.batch.head_after(),
+                horizon: CommitSeq(row.try_get(0).ok()?),
+            },
+        })
+    });
+    passed.collect()
 }
 
 async fn as_one(
@@ -74,19 +109,19 @@ async fn as_one(
     plan: &Plan,
     sql: &str,
     written: Written<'_>,
-) -> Result<(), CommitError> {
+) -> Result<Vec<Row>, CommitError> {
     let statement = session.prepare(sql).await.map_err(during(CONTEXT))?;
     session.in_doubt = true;
     pausing_failpoint("store.batch.before_commit").await;
     let params = written.into_params();
-    let outcome = session
-        .client
-        .execute(&statement, &references(&params))
-        .await;
+    let outcome = session.client.query(&statement, &references(&params)).await;
     pausing_failpoint("store.batch.after_commit").await;
-    let Err(error) = outcome else {
-        session.in_doubt = false;
-        return Ok(());
+    let error = match outcome {
+        Ok(rows) => {
+            session.in_doubt = false;
+            return Ok(rows);
+        }
+        Err(error) => error,
     };
     // The statement commits by itself: a session that ended meanwhile may have done so.
     if error.as_db_error().is_none_or(ended_session) {

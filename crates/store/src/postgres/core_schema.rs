@@ -157,8 +157,10 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL 
 /// running version, declared checkpoints as two arrays.
 pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], false)";
 
-/// The same as a part of the statement that is the whole transaction.
-pub(super) const GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], true) AS ok";
+/// The same as a part of the statement that is the whole transaction. A row for each
+/// partition, in order, with its horizon and log epoch; then one with the incomplete
+/// checkpoints of the running version as JSON, if there are any.
+pub(super) const GATE: &str = "SELECT * FROM tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], true)";
 
 const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partitions text[], in_expected bigint[], in_counts bigint[], \
  in_version bigint, in_declared_partitions text[], in_declared_names text[], in_whole boolean)";
@@ -176,6 +178,7 @@ DECLARE
   found_version bigint;
   found_partition text;
   found_name text;
+  found_pending text;
 BEGIN
   IF (NOT in_whole AND current_setting('tidegate.tx', true) IS DISTINCT FROM '1')
      OR current_setting('transaction_isolation') <> 'read committed' THEN
@@ -186,7 +189,8 @@ BEGIN
   END IF;
   FOR i IN 1 .. coalesce(array_length(in_partitions, 1), 0) LOOP
     UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[i]
-      WHERE p.partition = in_partitions[i] AND p.max_commit_seq = in_expected[i];
+      WHERE p.partition = in_partitions[i] AND p.max_commit_seq = in_expected[i]
+      RETURNING p.horizon_seq INTO out_horizon;
     IF NOT FOUND THEN
       IF in_expected[i] <> 0 THEN
         RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
@@ -196,23 +200,34 @@ BEGIN
       IF NOT FOUND THEN
         RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
       END IF;
+      out_horizon := 0;
     END IF;
+    out_epoch := (SELECT r.log_epoch FROM sync_partition_registry AS r WHERE r.partition = in_partitions[i]);
+    RETURN NEXT;
   END LOOP;
   SELECT m.schema_version INTO found_version FROM sync_schema_meta AS m WHERE m.id = 1;
   IF found_version IS DISTINCT FROM in_version THEN
     RAISE EXCEPTION 'another schema version is published'
       USING ERRCODE = 'TG002', DETAIL = coalesce(found_version, 0)::text;
   END IF;
-  SELECT c.partition, c.name INTO found_partition, found_name
+  SELECT json_agg(json_build_array(c.partition, c.name))::text INTO found_pending
     FROM sync_backfill_checkpoints AS c
-    WHERE c.schema_version = in_version AND c.state <> 'activated'
-      AND NOT EXISTS (
+    WHERE c.schema_version = in_version AND c.state <> 'activated';
+  IF found_pending IS NOT NULL THEN
+    SELECT c.value ->> 0, c.value ->> 1 INTO found_partition, found_name
+      FROM json_array_elements(found_pending::json) AS c
+      WHERE NOT EXISTS (
         SELECT 1 FROM unnest(in_declared_partitions, in_declared_names) AS d(partition, name)
-        WHERE d.partition = c.partition AND d.name = c.name)
-    LIMIT 1;
-  IF FOUND THEN
-    RAISE EXCEPTION 'a checkpoint is pending'
-      USING ERRCODE = 'TG003', DETAIL = json_build_array(found_partition, found_name)::text;
+        WHERE d.partition = c.value ->> 0 AND d.name = c.value ->> 1)
+      LIMIT 1;
+    IF FOUND THEN
+      RAISE EXCEPTION 'a checkpoint is pending'
+        USING ERRCODE = 'TG003', DETAIL = json_build_array(found_partition, found_name)::text;
+    END IF;
+    out_horizon := NULL;
+    out_epoch := NULL;
+    out_pending := found_pending;
+    RETURN NEXT;
   END IF;
   IF 0 = ANY (in_counts) THEN
     IF EXISTS (
@@ -222,7 +237,6 @@ BEGIN
       RAISE EXCEPTION 'the writer fence refused' USING ERRCODE = 'TG004';
     END IF;
   END IF;
-  RETURN true;
 END";
 
 /// Calls the advance of a backfill page: partition, name, owner's epoch, watermark,
@@ -340,7 +354,12 @@ pub(super) async fn missing(client: &Client) -> Result<Vec<String>, StoreError> 
         );
     }
     for (signature, named, returns, body) in [
-        (GATE_SIGNATURE, GATE_DECLARATION, "boolean", GATE_BODY),
+        (
+            GATE_SIGNATURE,
+            GATE_DECLARATION,
+            "TABLE(out_horizon bigint, out_epoch text, out_pending text)",
+            GATE_BODY,
+        ),
         (ADVANCE_SIGNATURE, ADVANCE_DECLARATION, "void", ADVANCE_BODY),
         (FENCE_SIGNATURE, FENCE_SIGNATURE, "trigger", FENCE_BODY),
     ] {

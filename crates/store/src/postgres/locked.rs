@@ -98,7 +98,8 @@ impl LockedPartition for Locked {
         // A caller that stops waiting must not cut the write in half.
         let task = self.driver.spawn(async move {
             let _guard = guard;
-            commit::write(&mut lease, &plan, &encoded, Transaction::Open).await
+            let written = commit::write(&mut lease, &plan, &encoded, Transaction::Open).await;
+            written.map(|_| ())
         });
         task.await
             .unwrap_or_else(|error| Err(CommitError::OutcomeUnknown(Box::new(error))))

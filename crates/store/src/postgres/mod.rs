@@ -51,7 +51,7 @@ use crate::error::{CommitError, StoreError};
 use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
 use crate::preamble::Found;
 use crate::{
-    Declaration, Link, LockedPartition, MigrationObserver, OperatorStore, Preamble, Pruned,
+    Declaration, Link, LockedPartition, MigrationObserver, OperatorStore, Passed, Preamble, Pruned,
     SchemaOutcome, Settle, Snapshot, Store, Touch, chain,
 };
 use connection::{Lease, LogFailures, Manager, Session};
@@ -495,7 +495,7 @@ impl Store for PostgresStore {
 
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
         let (settle, _) = chain();
-        self.commit_chained(batch, None, settle).await
+        self.commit_chained(batch, None, settle).await.map(|_| ())
     }
 
     async fn commit_chained(
@@ -503,7 +503,7 @@ impl Store for PostgresStore {
         batch: Arc<CommitBatch>,
         after: Option<Link>,
         settle: Settle,
-    ) -> Result<(), CommitError> {
+    ) -> Result<Option<Passed>, CommitError> {
         let plan = self.plan()?;
         let guard = Arc::clone(&self.writes).read_owned().await;
         let pool = self.pools()?.short;

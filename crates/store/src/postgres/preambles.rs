@@ -285,7 +285,7 @@ fn partition(row: &Row) -> Result<Found, StoreError> {
     Ok(found)
 }
 
-fn decode_pending(json: &str) -> Result<Vec<PendingCheckpoint>, StoreError> {
+pub(super) fn decode_pending(json: &str) -> Result<Vec<PendingCheckpoint>, StoreError> {
     let pairs: Vec<(String, String)> =
         serde_json::from_str(json).map_err(|_| StoreError::Corrupt {
             what: "the list of pending checkpoints",

@@ -18,7 +18,7 @@ pub(super) struct Step<'a> {
 /// behind it would be a transaction of its own: then none of them writes.
 pub(super) const GUARD: &str = "current_setting('tidegate.tx', true)='1'";
 /// What stands in its place where the gate is a part of the same statement.
-const PASSED: &str = "(SELECT ok FROM gate)";
+const PASSED: &str = "EXISTS (SELECT 1 FROM gate)";
 
 /// One parameter: something of each element, as an array.
 pub(super) fn array<'a, T, U>(all: &[T], read: impl Fn(&T) -> U) -> Param<'a>
@@ -48,7 +48,7 @@ pub(super) fn composed(parts: &[&str]) -> String {
 }
 
 /// A whole batch as one statement and so one transaction: the gate, then, once it has let
-/// the batch pass, what it writes. As in [`composed`] no two parts touch the same row.
+/// the batch pass, what it writes; its rows are the gate's. As in [`composed`] no two parts touch the same row.
 ///
 /// A statement locks its tables before it begins, in the order in which it names them.
 /// The log's head comes first, as in every other writer: a migration that holds it lets
@@ -65,7 +65,7 @@ pub(super) fn gated(gate: &str, parts: &[&str]) -> String {
         used = renumbered(&mut sql, &part.replace(GUARD, PASSED), used);
         sql.push(')');
     }
-    sql.push_str(" SELECT ok FROM gate");
+    sql.push_str(" SELECT * FROM gate");
     sql
 }
 
@@ -116,13 +116,13 @@ mod tests {
     #[test]
     fn a_gated_statement_names_the_heads_before_any_other_table_and_is_guarded_by_its_gate() {
         let part = format!("INSERT INTO t SELECT $1 WHERE {GUARD}");
-        let sql = gated("SELECT pass($1, $2) AS ok", &[&part, &part]);
+        let sql = gated("SELECT * FROM pass($1, $2)", &[&part, &part]);
         assert_eq!(
             sql,
             "WITH heads AS (UPDATE sync_partitions SET max_commit_seq=max_commit_seq WHERE false), \
-             gate AS MATERIALIZED (SELECT pass($1, $2) AS ok), \
-             s0 AS (INSERT INTO t SELECT $3 WHERE (SELECT ok FROM gate)), \
-             s1 AS (INSERT INTO t SELECT $4 WHERE (SELECT ok FROM gate)) SELECT ok FROM gate"
+             gate AS MATERIALIZED (SELECT * FROM pass($1, $2)), \
+             s0 AS (INSERT INTO t SELECT $3 WHERE EXISTS (SELECT 1 FROM gate)), \
+             s1 AS (INSERT INTO t SELECT $4 WHERE EXISTS (SELECT 1 FROM gate)) SELECT * FROM gate"
         );
     }
 }

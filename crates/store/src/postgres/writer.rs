@@ -20,7 +20,7 @@ use super::driver::Driver;
 use super::plan::Plan;
 use super::turns::Turns;
 use crate::error::{CommitError, StoreError};
-use crate::{Link, Settle};
+use crate::{Link, Passed, Settle};
 
 /// Transactions under way for as many processors, those apart that wait for somebody's
 /// locks. The more batches one carries the less each of them costs, so a second one is
@@ -47,7 +47,7 @@ struct Waiting {
     encoded: Encoded,
     plan: Arc<Plan>,
     settle: Settle,
-    reply: oneshot::Sender<Result<(), CommitError>>,
+    reply: oneshot::Sender<Result<Option<Passed>, CommitError>>,
     /// Closing the store waits for it.
     guard: OwnedRwLockReadGuard<()>,
 }
@@ -72,7 +72,7 @@ impl Writer {
         batch: Arc<CommitBatch>,
         chained: Chained,
         guard: OwnedRwLockReadGuard<()>,
-    ) -> Result<(), CommitError> {
+    ) -> Result<Option<Passed>, CommitError> {
         let encoded = Encoded::new(&plan, batch)?;
         let (reply, answer) = oneshot::channel();
         let waiting = Waiting {
@@ -123,12 +123,12 @@ impl Writer {
 /// Who waits for a batch.
 struct Caller {
     settle: Settle,
-    reply: oneshot::Sender<Result<(), CommitError>>,
+    reply: oneshot::Sender<Result<Option<Passed>, CommitError>>,
     guard: OwnedRwLockReadGuard<()>,
 }
 
 impl Caller {
-    fn conclude(self, outcome: Result<(), CommitError>) {
+    fn conclude(self, outcome: Result<Option<Passed>, CommitError>) {
         drop(self.guard);
         // First whoever was decided on top of it: that one is to be written next.
         self.settle.settle(outcome.is_ok());
@@ -138,7 +138,7 @@ impl Caller {
 }
 
 impl Waiting {
-    fn conclude(self, outcome: Result<(), CommitError>) {
+    fn conclude(self, outcome: Result<Option<Passed>, CommitError>) {
         self.apart().2.conclude(outcome);
     }
 
@@ -266,9 +266,10 @@ impl Work {
             Err(error) => Err(error.into()),
         };
         match outcome {
-            Ok(()) => {
+            Ok(passed) => {
+                let mut passed = passed.into_iter().flatten();
                 for (_, caller) in rest {
-                    caller.conclude(Ok(()));
+                    caller.conclude(Ok(passed.next()));
                 }
             }
             // Whether they stand, the stored results of each partition say.
@@ -319,7 +320,7 @@ mod tests {
     use crate::contract::fixture::{NOTES, batch, compile, document, note, put};
     use crate::postgres::{PostgresOptions, PostgresStore};
 
-    type Answer = oneshot::Receiver<Result<(), CommitError>>;
+    type Answer = oneshot::Receiver<Result<Option<Passed>, CommitError>>;
 
     struct World {
         store: Arc<PostgresStore>,
@@ -480,10 +481,10 @@ mod tests {
                 outcomes[..],
                 [
                     Err(CommitError::FenceRejected),
-                    Ok(()),
+                    Ok(_),
                     Err(CommitError::SequenceMoved),
                     Err(CommitError::Constraint { key: Some(_) }),
-                    Ok(()),
+                    Ok(_),
                 ]
             ),
             "{outcomes:?}"

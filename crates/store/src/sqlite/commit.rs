@@ -1,18 +1,19 @@
 //! A group commit as SQL: the gate first, then every row of it.
 
-use rusqlite::{Connection, Statement, params};
+use rusqlite::{Connection, OptionalExtension as _, Statement, params};
 use ssp2::{ScopeValues, Value};
-use tidegate_engine::SchemaVersion;
-use tidegate_engine::gate::PendingCheckpoint;
+use tidegate_engine::gate::{GateToken, PendingCheckpoint};
 use tidegate_engine::model::{
-    ClientRecord, CommitBatch, LoggedCommit, Over, RowKey, RowWrite, StoredRow,
+    ClientRecord, CommitBatch, LogBounds, LoggedCommit, Over, RowKey, RowWrite, StoredRow,
 };
 use tidegate_engine::push::encode_push_result;
+use tidegate_engine::{CommitSeq, LogEpoch, SchemaVersion};
 
 use super::checkpoints;
 use super::failure::{commit_row_error, during, is_row_constraint, store_error};
 use super::plan::Plan;
-use super::read::STORED_VERSION;
+use super::read::{self, STORED_VERSION};
+use crate::Passed;
 use crate::error::{CommitError, StoreError};
 use crate::stored::{blob_ids, encode_scopes, encode_subscriptions};
 
@@ -23,8 +24,8 @@ pub(super) fn write_batch(
     connection: &Connection,
     plan: &Plan,
     batch: &CommitBatch,
-) -> Result<(), CommitError> {
-    pass_gate(connection, plan, batch)?;
+) -> Result<Passed, CommitError> {
+    let passed = pass_gate(connection, plan, batch)?;
     advance_checkpoint(connection, batch)?;
     for commit in &batch.commits {
         write_commit(connection, plan, batch, commit)?;
@@ -33,16 +34,29 @@ pub(super) fn write_batch(
     queue_reactions(connection, batch)?;
     write_rows(connection, plan, batch)?;
     record_clients(connection, batch.partition.as_str(), &batch.clients)?;
-    Ok(())
+    Ok(passed)
 }
 
 /// The commit gate (docs/architecture.md): the CAS first, then, on the state it
 /// has serialized with, the published version and the pending checkpoints.
-fn pass_gate(connection: &Connection, plan: &Plan, batch: &CommitBatch) -> Result<(), CommitError> {
-    advance_head(connection, batch)?;
+fn pass_gate(
+    connection: &Connection,
+    plan: &Plan,
+    batch: &CommitBatch,
+) -> Result<Passed, CommitError> {
+    let horizon = advance_head(connection, batch)?;
+    let bounds = LogBounds {
+        max: batch.head_after(),
+        horizon,
+    };
     // The build that measures what the gate costs (docs/benchmarks.md).
     if cfg!(tidegate_ungated) {
-        return Ok(());
+        let token = GateToken {
+            stored_version: batch.writer_version,
+            log_epoch: None,
+            pending: Vec::new(),
+        };
+        return Ok(Passed { token, bounds });
     }
     let stored: Option<i32> = connection
         .prepare_cached(STORED_VERSION)
@@ -52,12 +66,13 @@ fn pass_gate(connection: &Connection, plan: &Plan, batch: &CommitBatch) -> Resul
     if stored != batch.writer_version || stored != plan.version() {
         return Err(CommitError::SchemaChanged { stored });
     }
-    if let Some(pending) = undeclared(connection, plan, |partition, name| {
-        batch
-            .declared
-            .contains(&(partition.to_owned(), name.to_owned()))
-    })? {
-        return Err(CommitError::CheckpointPending(pending));
+    let pending = read::pending(connection, plan).map_err(during(CONTEXT))?;
+    let declares = |checkpoint: &&PendingCheckpoint| {
+        let (partition, name) = (checkpoint.partition.clone(), checkpoint.name.clone());
+        batch.declared.contains(&(partition, name))
+    };
+    if let Some(undeclared) = pending.iter().find(|checkpoint| !declares(checkpoint)) {
+        return Err(CommitError::CheckpointPending(undeclared.clone()));
     }
     // The trigger judges commit rows; a batch of rejections alone has none.
     if batch.commits.is_empty() {
@@ -73,7 +88,20 @@ fn pass_gate(connection: &Connection, plan: &Plan, batch: &CommitBatch) -> Resul
             return Err(CommitError::FenceRejected);
         }
     }
-    Ok(())
+    let log_epoch: Option<String> = connection
+        .prepare_cached("SELECT log_epoch FROM sync_partition_registry WHERE partition=?1")
+        .and_then(|mut statement| {
+            statement
+                .query_row([batch.partition.as_str()], |row| row.get(0))
+                .optional()
+        })
+        .map_err(during(CONTEXT))?;
+    let token = GateToken {
+        stored_version: stored,
+        log_epoch: log_epoch.map(LogEpoch::from),
+        pending,
+    };
+    Ok(Passed { token, bounds })
 }
 
 /// A page advances its checkpoint in its own transaction, and before it writes
@@ -90,20 +118,25 @@ fn advance_checkpoint(connection: &Connection, batch: &CommitBatch) -> Result<()
     }
 }
 
-/// `UPDATE … WHERE max_commit_seq = expected`; a partition without a row is at 0.
-fn advance_head(connection: &Connection, batch: &CommitBatch) -> Result<(), CommitError> {
+/// `UPDATE … WHERE max_commit_seq = expected`; a partition without a row is at 0. Returns
+/// the horizon.
+fn advance_head(connection: &Connection, batch: &CommitBatch) -> Result<CommitSeq, CommitError> {
     let partition = batch.partition.as_str();
     let expected = batch.expected_max.0;
     let count = i64::try_from(batch.commits.len()).unwrap_or(i64::MAX);
     let moved = connection
         .prepare_cached(
             "UPDATE sync_partitions SET max_commit_seq=max_commit_seq+?3
-             WHERE partition=?1 AND max_commit_seq=?2",
+             WHERE partition=?1 AND max_commit_seq=?2 RETURNING horizon_seq",
         )
-        .and_then(|mut statement| statement.execute(params![partition, expected, count]))
+        .and_then(|mut statement| {
+            statement
+                .query_row(params![partition, expected, count], |row| row.get(0))
+                .optional()
+        })
         .map_err(during(CONTEXT))?;
-    if moved == 1 {
-        return Ok(());
+    if let Some(horizon) = moved {
+        return Ok(CommitSeq(horizon));
     }
     if expected == 0 {
         let inserted = connection
@@ -114,31 +147,10 @@ fn advance_head(connection: &Connection, batch: &CommitBatch) -> Result<(), Comm
             .and_then(|mut statement| statement.execute(params![partition, count]))
             .map_err(during(CONTEXT))?;
         if inserted == 1 {
-            return Ok(());
+            return Ok(CommitSeq(0));
         }
     }
     Err(CommitError::SequenceMoved)
-}
-
-/// The first incomplete checkpoint at the running version that `declares` does not name.
-pub(super) fn undeclared(
-    connection: &Connection,
-    plan: &Plan,
-    declares: impl Fn(&str, &str) -> bool,
-) -> Result<Option<PendingCheckpoint>, StoreError> {
-    let context = "reading pending checkpoints";
-    let mut statement = connection
-        .prepare_cached(&plan.pending)
-        .map_err(during(context))?;
-    let mut rows = statement.query([]).map_err(during(context))?;
-    while let Some(row) = rows.next().map_err(during(context))? {
-        let partition: String = row.get(0).map_err(during(context))?;
-        let name: String = row.get(1).map_err(during(context))?;
-        if !declares(&partition, &name) {
-            return Ok(Some(PendingCheckpoint { partition, name }));
-        }
-    }
-    Ok(None)
 }
 
 fn write_commit(

@@ -39,8 +39,9 @@ use crate::error::{CommitError, StoreError};
 use crate::operating::{Grant, MigrationPlan, PartitionSummary, SampleQuery, SampledRow};
 use crate::preamble::View;
 use crate::{
-    ChangedRows, ChangedRowsQuery, Declaration, MigrationObserver, OperatorStore, Preamble, Pruned,
-    RangeQuery, RowPage, ScanQuery, SchemaOutcome, Snapshot, Store, Touch, Window, WindowQuery,
+    ChangedRows, ChangedRowsQuery, Declaration, Link, MigrationObserver, OperatorStore, Passed,
+    Preamble, Pruned, RangeQuery, RowPage, ScanQuery, SchemaOutcome, Settle, Snapshot, Store,
+    Touch, Window, WindowQuery, chain,
 };
 use options::{STATEMENT_CACHE, Scratch};
 use plan::Plan;
@@ -297,6 +298,21 @@ impl Store for SqliteStore {
     }
 
     async fn commit_batch(&self, batch: Arc<CommitBatch>) -> Result<(), CommitError> {
+        let (settle, _) = chain();
+        self.commit_chained(batch, None, settle).await.map(|_| ())
+    }
+
+    async fn commit_chained(
+        &self,
+        batch: Arc<CommitBatch>,
+        after: Option<Link>,
+        settle: Settle,
+    ) -> Result<Option<Passed>, CommitError> {
+        if let Some(after) = after
+            && !after.settled().await
+        {
+            return Err(CommitError::Unfounded);
+        }
         let plan = self.plan()?;
         let weight = batch.commits.len().max(1);
         let written = self
@@ -305,8 +321,9 @@ impl Store for SqliteStore {
                 commit::write_batch(connection, &plan, &batch)
             })
             .await;
+        settle.settle(matches!(written, Ok(Ok(_))));
         match written {
-            Ok(result) => result,
+            Ok(result) => result.map(Some),
             Err(Lost::NotQueued) => Err(StoreError::Closed.into()),
             Err(Lost::InFlight) => Err(CommitError::OutcomeUnknown(
                 "the writer stopped with the batch in hand".into(),

@@ -73,6 +73,24 @@ pub(super) fn bounds(connection: &Connection, partition: &str) -> Result<View, S
     read().map_err(during("reading log bounds"))
 }
 
+/// The incomplete checkpoints of the running version, sorted.
+pub(super) fn pending(
+    connection: &Connection,
+    plan: &Plan,
+) -> rusqlite::Result<Vec<PendingCheckpoint>> {
+    let mut pending: Vec<PendingCheckpoint> = connection
+        .prepare_cached(&plan.pending)?
+        .query_map([], |row| {
+            Ok(PendingCheckpoint {
+                partition: row.get(0)?,
+                name: row.get(1)?,
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    pending.sort();
+    Ok(pending)
+}
+
 /// Everything a request must know first; the caller wraps it in one view. Small
 /// statements on purpose: SQLite would plan one large statement again with every
 /// binding, which costs more than all of these. `client` is `None` for the gate alone.
@@ -87,16 +105,7 @@ pub(super) fn preamble(
         let stored_version: Option<i32> = connection
             .prepare_cached(STORED_VERSION)?
             .query_row([], |row| row.get(0))?;
-        let mut pending: Vec<PendingCheckpoint> = connection
-            .prepare_cached(&plan.pending)?
-            .query_map([], |row| {
-                Ok(PendingCheckpoint {
-                    partition: row.get(0)?,
-                    name: row.get(1)?,
-                })
-            })?
-            .collect::<rusqlite::Result<_>>()?;
-        pending.sort();
+        let pending = pending(connection, plan)?;
         let registry = connection
             .prepare_cached(REGISTRY)?
             .query_row([partition], |row| {
