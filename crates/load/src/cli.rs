@@ -191,6 +191,9 @@ pub enum Yardstick {
         /// Commits per batch, on average
         #[arg(long, value_parser = batch_size)]
         batch: f64,
+        /// Clients whose commits they are, in turn
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+        clients: u32,
         /// How long, and how large the rows.
         #[command(flatten)]
         pace: Pace,

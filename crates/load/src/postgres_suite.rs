@@ -165,6 +165,7 @@ impl Suite<'_> {
             database: &scratch.url(),
             partition: &partition(0),
             batch,
+            clients: self.args.clients,
             pace: &self.pace(Line::Floor),
         }
         .run()

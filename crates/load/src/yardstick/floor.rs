@@ -14,20 +14,21 @@ use crate::runner::{LoadError, run_name, tally};
 
 const INSERTS: [&str; 6] = [
     "INSERT INTO sync_commits(partition, commit_seq, client_id, client_commit_id, actor_id, created_at_ms, writer_version)
- SELECT $1, u.seq, $2, u.commit, $3, u.at, $4
- FROM unnest($5::bigint[], $6::text[], $7::bigint[]) AS u(seq, commit, at)",
+ SELECT $1, u.seq, u.client, u.commit, $2, u.at, $3
+ FROM unnest($4::bigint[], $5::text[], $6::text[], $7::bigint[]) AS u(seq, client, commit, at)",
     "INSERT INTO sync_changes(partition, commit_seq, idx, tbl, row_id, op, row_version, scopes, payload)
- SELECT $1, u.seq, 0, 'todos', u.id, 1, 1, $2::text::jsonb, u.payload
- FROM unnest($3::bigint[], $4::text[], $5::bytea[]) AS u(seq, id, payload)",
+ SELECT $1, u.seq, 0, 'todos', u.id, 1, 1, u.scopes::jsonb, u.payload
+ FROM unnest($2::bigint[], $3::text[], $4::text[], $5::bytea[]) AS u(seq, scopes, id, payload)",
     "INSERT INTO sync_change_scopes(partition, tbl, var, value, commit_seq)
- SELECT $1, 'todos', 'list_id', $2, u.seq FROM unnest($3::bigint[]) AS u(seq)",
+ SELECT $1, 'todos', 'list_id', u.list, u.seq FROM unnest($2::text[], $3::bigint[]) AS u(list, seq)",
     "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
- SELECT $1, 'todos', 'list_id', $2, u.id FROM unnest($3::text[]) AS u(id)",
+ SELECT $1, 'todos', 'list_id', u.list, u.id FROM unnest($2::text[], $3::text[]) AS u(list, id)",
     "INSERT INTO sync_push_results(partition, client_id, client_commit_id, result)
- SELECT $1, $2, u.commit, u.result::jsonb FROM unnest($3::text[], $4::text[]) AS u(commit, result)",
+ SELECT $1, u.client, u.commit, u.result::jsonb
+ FROM unnest($2::text[], $3::text[], $4::text[]) AS u(client, commit, result)",
     r#"INSERT INTO todos("_sync_partition", "_sync_row_id", "id", "list_id", "title", "done", "_sync_server_version", "_sync_scopes", "_sync_payload")
- SELECT $1, u.id, u.id, $2, $3, FALSE, 1, $4::text::jsonb, u.payload
- FROM unnest($5::text[], $6::bytea[]) AS u(id, payload)"#,
+ SELECT $1, u.id, u.id, u.list, $2, FALSE, 1, u.scopes::jsonb, u.payload
+ FROM unnest($3::text[], $4::text[], $5::text[], $6::bytea[]) AS u(list, scopes, id, payload)"#,
 ];
 
 /// A run of the inserts alone.
@@ -39,6 +40,9 @@ pub struct Floor<'a> {
     pub partition: &'a str,
     /// Commits per batch, on average.
     pub batch: f64,
+    /// Whose they are, in turn: a batch of a server holds commits of different clients, and
+    /// so do its pages in the indexes.
+    pub clients: u32,
     /// How long, and how large the rows.
     pub pace: &'a Pace,
 }
@@ -84,7 +88,11 @@ impl Floor<'_> {
             .await
             .map_err(refused)?;
         let mut seq: i64 = head.get(0);
-        let mut todos = Todos::new(&run_name(), 0, self.pace.payload_bytes)?;
+        let run = run_name();
+        let mut clients = (0..self.clients)
+            .map(|number| Todos::new(&run, number, self.pace.payload_bytes))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut turns = (0..clients.len()).cycle();
         let mut sizes = Sizes::of(self.batch);
         let mut tally = tally()?;
         let begin = Instant::now() + warmup;
@@ -94,10 +102,12 @@ impl Floor<'_> {
             if sent >= end {
                 break;
             }
-            let batch = (0..sizes.next())
-                .map(|_| todos.next())
-                .collect::<Result<Vec<_>, _>>()?;
-            self.insert(&client, &statements, &todos, &batch, seq + 1)
+            let batch = turns
+                .by_ref()
+                .take(sizes.next())
+                .map(|turn| Ok((turn, clients[turn].next()?)))
+                .collect::<Result<Vec<_>, LoadError>>()?;
+            self.insert(&client, &statements, &clients, &batch, seq + 1)
                 .await?;
             seq += i64::try_from(batch.len()).unwrap_or(0);
             let done = Instant::now();
@@ -122,38 +132,42 @@ impl Floor<'_> {
         &self,
         client: &Client,
         statements: &[Statement],
-        todos: &Todos,
-        batch: &[TodoInsert],
+        clients: &[Todos],
+        batch: &[(usize, TodoInsert)],
         first: i64,
     ) -> Result<(), LoadError> {
         let seqs: Vec<i64> = (first..).take(batch.len()).collect();
-        let each = |read: fn(&TodoInsert) -> &str| batch.iter().map(read).collect::<Vec<&str>>();
+        let inserts = || batch.iter().map(|(_, insert)| insert);
+        let each = |read: fn(&TodoInsert) -> &str| inserts().map(read).collect::<Vec<&str>>();
         let commits = each(|insert| &insert.client_commit_id);
         let ids = each(|insert| &insert.row_id);
-        let payloads: Vec<&[u8]> = batch.iter().map(|insert| &insert.payload[..]).collect();
-        let times: Vec<i64> = batch.iter().map(|insert| insert.created_at_ms).collect();
-        let results: Vec<String> = batch
-            .iter()
+        let payloads: Vec<&[u8]> = inserts().map(|insert| &insert.payload[..]).collect();
+        let times: Vec<i64> = inserts().map(|insert| insert.created_at_ms).collect();
+        let results: Vec<String> = inserts()
             .zip(&seqs)
             .map(|(insert, seq)| insert.result(*seq))
             .collect();
         let partition = &self.partition;
-        let (client_id, list_id, scopes) = (&todos.client_id, &todos.list_id, &todos.scopes);
+        let owners = || batch.iter().map(|(turn, _)| &clients[*turn]);
+        let client_ids: Vec<&str> = owners().map(|todos| &*todos.client_id).collect();
+        let lists: Vec<&str> = owners().map(|todos| &*todos.list_id).collect();
+        let scopes: Vec<&str> = owners().map(|todos| &*todos.scopes).collect();
+        let title = clients.first().map_or("", |todos| &*todos.title);
         let params: [&[&(dyn ToSql + Sync)]; 6] = [
             &[
                 partition,
-                client_id,
                 &ACTOR,
                 &WRITER_VERSION,
                 &seqs,
+                &client_ids,
                 &commits,
                 &times,
             ],
-            &[partition, scopes, &seqs, &ids, &payloads],
-            &[partition, list_id, &seqs],
-            &[partition, list_id, &ids],
-            &[partition, client_id, &commits, &results],
-            &[partition, list_id, &todos.title, scopes, &ids, &payloads],
+            &[partition, &seqs, &scopes, &ids, &payloads],
+            &[partition, &lists, &seqs],
+            &[partition, &lists, &ids],
+            &[partition, &client_ids, &commits, &results],
+            &[partition, &title, &lists, &scopes, &ids, &payloads],
         ];
         // Polled in order, each future sends its statement before any answer is awaited.
         let inserts = try_join_all(
@@ -207,6 +221,7 @@ mod tests {
             database: &url,
             partition: "p",
             batch: 4.0,
+            clients: 3,
             pace: &pace,
         };
         let report = yardstick.run().await.unwrap();

@@ -36,6 +36,7 @@ pub async fn run(args: &YardstickArgs) -> Result<u64, LoadError> {
         Yardstick::Floor {
             database,
             batch,
+            clients,
             pace,
         } => {
             prepare(database).await?;
@@ -43,6 +44,7 @@ pub async fn run(args: &YardstickArgs) -> Result<u64, LoadError> {
                 database,
                 partition: "floor-0",
                 batch: *batch,
+                clients: *clients,
                 pace,
             };
             yardstick.run().await?
