@@ -171,40 +171,52 @@ const GATE_SIGNATURE: &str =
 /// waits for the partition's row and the table, and each statement after it sees
 /// what was committed while it waited. As subqueries of the CAS they would not. It belongs
 /// to a transaction that BEGIN has opened, unless the statement that calls it is the whole
-/// one. Beside other partitions, a lock that somebody else holds on one of them is not
-/// waited for long.
+/// one. Several partitions are all in the log already: the first commit of one travels
+/// alone. A lock that somebody else holds on one of them is not waited for long.
 const GATE_BODY: &str = r"
 DECLARE
   found_version bigint;
   found_partition text;
   found_name text;
   found_pending text;
+  found_horizons bigint[];
 BEGIN
   IF (NOT in_whole AND current_setting('tidegate.tx', true) IS DISTINCT FROM '1')
      OR current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'the commit gate was called outside its transaction' USING ERRCODE = 'TG000';
   END IF;
-  IF array_length(in_partitions, 1) > 1 THEN
-    PERFORM set_config('lock_timeout', '20ms', true);
-  END IF;
-  FOR i IN 1 .. coalesce(array_length(in_partitions, 1), 0) LOOP
-    UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[i]
-      WHERE p.partition = in_partitions[i] AND p.max_commit_seq = in_expected[i]
+  IF array_length(in_partitions, 1) = 1 THEN
+    UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[1]
+      WHERE p.partition = in_partitions[1] AND p.max_commit_seq = in_expected[1]
       RETURNING p.horizon_seq INTO out_horizon;
     IF NOT FOUND THEN
-      IF in_expected[i] <> 0 THEN
+      IF in_expected[1] <> 0 THEN
         RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
       END IF;
-      INSERT INTO sync_partitions(partition, max_commit_seq) VALUES (in_partitions[i], in_counts[i])
+      INSERT INTO sync_partitions(partition, max_commit_seq) VALUES (in_partitions[1], in_counts[1])
         ON CONFLICT DO NOTHING;
       IF NOT FOUND THEN
         RAISE EXCEPTION 'the partition moved on' USING ERRCODE = 'TG001';
       END IF;
       out_horizon := 0;
     END IF;
-    out_epoch := (SELECT r.log_epoch FROM sync_partition_registry AS r WHERE r.partition = in_partitions[i]);
+    out_epoch := (SELECT r.log_epoch FROM sync_partition_registry AS r WHERE r.partition = in_partitions[1]);
     RETURN NEXT;
-  END LOOP;
+  ELSE
+    PERFORM set_config('lock_timeout', '20ms', true);
+    WITH moved AS (
+      UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + u.commits
+        FROM unnest(in_partitions, in_expected, in_counts) WITH ORDINALITY AS u(partition, expected, commits, position)
+        WHERE p.partition = u.partition AND p.max_commit_seq = u.expected
+        RETURNING u.position, p.horizon_seq)
+    SELECT array_agg(moved.horizon_seq ORDER BY moved.position) INTO found_horizons FROM moved;
+    IF array_length(found_horizons, 1) IS DISTINCT FROM array_length(in_partitions, 1) THEN
+      RAISE EXCEPTION 'a partition moved on' USING ERRCODE = 'TG001';
+    END IF;
+    RETURN QUERY SELECT u.horizon, r.log_epoch, NULL::text
+      FROM unnest(in_partitions, found_horizons) WITH ORDINALITY AS u(partition, horizon, position)
+      LEFT JOIN sync_partition_registry AS r ON r.partition = u.partition ORDER BY u.position;
+  END IF;
   SELECT m.schema_version INTO found_version FROM sync_schema_meta AS m WHERE m.id = 1;
   IF found_version IS DISTINCT FROM in_version THEN
     RAISE EXCEPTION 'another schema version is published'

@@ -11,7 +11,7 @@ use tidegate_engine::schema::{Schema, Table};
 use tidegate_engine::{SchemaVersion, TableId};
 
 use super::log::LOG;
-use super::statement::{self, GUARD, composed};
+use super::statement::{self, GUARD, Reading, composed};
 pub(super) use crate::physical::quote;
 use crate::physical::{MetaColumn, meta};
 
@@ -277,13 +277,16 @@ pub(super) struct Plan {
     tables: Vec<TablePlan>,
     /// The log's statements as one.
     log: String,
-    /// Whole batches as one statement, by the addresses of their parts, which live as
-    /// long as this does.
-    gated: RwLock<HashMap<Vec<usize>, Arc<str>>>,
+    /// Statements made of others, by the addresses of those, which live as long as this.
+    made: RwLock<HashMap<Vec<usize>, Arc<str>>>,
 }
 
-/// Statements of whole batches, at most: every connection keeps all that it used.
-const GATED: usize = 64;
+fn address(sql: &str) -> usize {
+    sql.as_ptr().addr()
+}
+
+/// Statements made of others, at most: every connection keeps all that it used.
+const MADE: usize = 96;
 
 impl Plan {
     pub(super) fn new(schema: Arc<Schema>) -> Self {
@@ -292,7 +295,7 @@ impl Plan {
             schema,
             tables,
             log: composed(&LOG),
-            gated: RwLock::default(),
+            made: RwLock::default(),
         }
     }
 
@@ -312,17 +315,26 @@ impl Plan {
     /// These statements as one behind `gate` ([`statement::gated`]); `None` when there
     /// are enough of that kind.
     pub(super) fn gated(&self, gate: &str, parts: &[&str]) -> Option<Arc<str>> {
-        let key: Vec<usize> = parts.iter().map(|part| part.as_ptr().addr()).collect();
-        if let Some(sql) = self.gated.read().get(&key) {
+        let key = parts.iter().map(|part| address(part)).collect();
+        self.made(key, || statement::gated(gate, parts))
+    }
+
+    /// These statements as one ([`statement::united`]); `None` when there are enough of
+    /// that kind.
+    pub(super) fn united(&self, parts: &[Reading<'_>]) -> Option<Arc<str>> {
+        let key = parts.iter().map(|part| address(part.sql)).collect();
+        self.made(key, || statement::united(parts))
+    }
+
+    fn made(&self, key: Vec<usize>, make: impl FnOnce() -> String) -> Option<Arc<str>> {
+        if let Some(sql) = self.made.read().get(&key) {
             return Some(Arc::clone(sql));
         }
-        let mut gated = self.gated.write();
-        if gated.len() >= GATED && !gated.contains_key(&key) {
+        let mut made = self.made.write();
+        if made.len() >= MADE && !made.contains_key(&key) {
             return None;
         }
-        let sql = gated
-            .entry(key)
-            .or_insert_with(|| statement::gated(gate, parts).into());
+        let sql = made.entry(key).or_insert_with(|| make().into());
         Some(Arc::clone(sql))
     }
 

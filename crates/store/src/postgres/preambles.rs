@@ -16,12 +16,12 @@ use tokio::sync::oneshot;
 use tokio_postgres::{Error, Row};
 
 use super::accepted;
-use super::connection::{Manager, Session};
+use super::connection::{Manager, Param, Session};
 use super::driver::Driver;
 use super::failure::during;
 use super::plan::Plan;
 use super::read::{self as read, client_record, schema_version};
-use super::statement::Step;
+use super::statement::Reading;
 use super::turns::{Turns, patiently};
 use super::writer::lost;
 use crate::error::StoreError;
@@ -48,6 +48,12 @@ pub(super) const PREAMBLES: &str = "SELECT k.position, p.max_commit_seq, p.horiz
  FROM unnest($3::text[], $4::text[]) WITH ORDINALITY AS k(partition, client, position)
  CROSS JOIN LATERAL (SELECT client_id, actor_id, wire_version, cursor, subscriptions, updated_at_ms
    FROM sync_clients WHERE partition=k.partition AND client_id=k.client LIMIT 1) AS c";
+
+/// The types of its columns.
+const COLUMNS: [&str; 15] = [
+    "bigint", "bigint", "bigint", "bigint", "bigint", "text", "text", "boolean", "bigint", "text",
+    "text", "int", "bigint", "text", "bigint",
+];
 
 const CONTEXT: &str = "reading a preamble";
 /// A read that takes longer no longer holds up the next one.
@@ -178,29 +184,31 @@ pub(super) async fn read(
                 clients.len() - 1
             });
     }
-    let step = Step {
+    let preambles = Reading {
         sql: PREAMBLES,
-        params: vec![
-            Box::new(i64::from(plan.version().0)),
-            Box::new(partitions.clone()),
-            Box::new(client_partitions),
-            Box::new(clients.clone()),
-        ],
+        types: &COLUMNS,
     };
+    let params: [Param<'_>; 4] = [
+        Box::new(i64::from(plan.version().0)),
+        Box::new(partitions.clone()),
+        Box::new(client_partitions),
+        Box::new(clients.clone()),
+    ];
     let ahead = read_ahead(questions);
     let wanted: Vec<read::Asked<'_>> = ahead.iter().flatten().copied().collect();
-    let (rows, fetched) = read::with_needs(session, plan, step, &wanted).await?;
-    let mut fetched = fetched.into_iter();
+    let first = read::with_needs(session, plan, preambles, &params, &wanted).await?;
+    let (rows, offset) = (first.rows, first.offset);
+    let mut fetched = first.fetched.into_iter();
     let mut found: Vec<Option<Found>> = vec![None; partitions.len()];
     let mut records: Vec<Option<ClientRecord>> = vec![None; clients.len()];
     for row in &rows {
-        let position: i64 = row.try_get(0).map_err(during(CONTEXT))?;
+        let position: i64 = row.try_get(offset).map_err(during(CONTEXT))?;
         let at = usize::try_from(position.unsigned_abs() - 1).unwrap_or(usize::MAX);
         let misplaced = StoreError::Corrupt { what: "a preamble" };
         if position > 0 {
-            *found.get_mut(at).ok_or(misplaced)? = Some(partition(row)?);
+            *found.get_mut(at).ok_or(misplaced)? = Some(partition(row, offset)?);
         } else {
-            let record = client_record(row, 9).map_err(during(CONTEXT))?;
+            let record = client_record(row, offset + 9).map_err(during(CONTEXT))?;
             *records.get_mut(at).ok_or(misplaced)? = Some(record);
         }
     }
@@ -243,23 +251,26 @@ fn known_client(question: &Question) -> Option<&str> {
     question.client.as_deref().filter(|id| accepted::text(id))
 }
 
-fn partition(row: &Row) -> Result<Found, StoreError> {
+fn partition(row: &Row, offset: usize) -> Result<Found, StoreError> {
     let read = || -> Result<Found, Error> {
         let seq = |at: usize| -> Result<CommitSeq, Error> {
-            Ok(CommitSeq(row.try_get::<_, Option<i64>>(at)?.unwrap_or(0)))
+            let seq = row.try_get::<_, Option<i64>>(offset + at)?;
+            Ok(CommitSeq(seq.unwrap_or(0)))
         };
-        let log_epoch = row.try_get::<_, Option<&str>>(6)?.map(LogEpoch::from);
+        let log_epoch = row
+            .try_get::<_, Option<&str>>(offset + 6)?
+            .map(LogEpoch::from);
         let registry = match &log_epoch {
             Some(epoch) => {
                 let registry = Registry {
                     log_epoch: epoch.clone(),
-                    epoch_required: row.try_get(7)?,
+                    epoch_required: row.try_get(offset + 7)?,
                 };
-                Some((registry, row.try_get(8)?))
+                Some((registry, row.try_get(offset + 8)?))
             }
             None => None,
         };
-        let stored = row.try_get::<_, Option<i64>>(4)?.unwrap_or(0);
+        let stored = row.try_get::<_, Option<i64>>(offset + 4)?.unwrap_or(0);
         Ok(Found {
             view: View {
                 bounds: LogBounds {
@@ -279,7 +290,8 @@ fn partition(row: &Row) -> Result<Found, StoreError> {
         })
     };
     let mut found = read().map_err(during(CONTEXT))?;
-    if let Some(pending) = row.try_get::<_, Option<&str>>(5).map_err(during(CONTEXT))? {
+    let pending = row.try_get::<_, Option<&str>>(offset + 5);
+    if let Some(pending) = pending.map_err(during(CONTEXT))? {
         found.gate.pending = decode_pending(pending)?;
     }
     Ok(found)

@@ -20,7 +20,7 @@ use super::connection::{Param, Session, references};
 use super::failure::during;
 use super::pipeline::in_order;
 use super::plan::{Children, Plan};
-use super::statement::{Step, array};
+use super::statement::{Reading, array, offsets};
 use crate::error::StoreError;
 use crate::preamble::View;
 use crate::stored::{decode_scopes, decode_subscriptions, wire_version};
@@ -147,31 +147,103 @@ pub(super) async fn needs(
     Ok(all)
 }
 
-/// [`needs`] behind another statement in the same round trip, whose rows come first.
-/// Nobody asks for children here.
+/// [`needs`] together with another statement, in one statement, or at least in one round
+/// trip. Nobody asks for children here.
 pub(super) async fn with_needs(
     session: &mut Session,
     plan: &Plan,
-    first: Step<'_>,
+    first: Reading<'_>,
+    first_params: &[Param<'_>],
     asked: &[Asked<'_>],
-) -> Result<(Vec<Row>, Vec<Fetched>), StoreError> {
+) -> Result<First, StoreError> {
     let reads = if asked.is_empty() {
         Vec::new()
     } else {
         reads(plan, asked)
     };
-    let steps = std::iter::once((first.sql, &*first.params))
-        .chain(reads.iter().map(|read| (read.sql, &*read.params)));
-    let mut answers = pipelined(session, steps).await?.into_iter();
-    let rows = answers.next().unwrap_or_default();
-    let found = collect(asked, &reads, answers)?;
+    let parts: Vec<Reading<'_>> = std::iter::once(first)
+        .chain(reads.iter().map(|read| Reading {
+            sql: read.sql,
+            types: read.answers.types(),
+        }))
+        .collect();
+    let united = match parts.len() {
+        2..=MOST_UNITED => plan.united(&parts),
+        _ => None,
+    };
+    let offset = usize::from(united.is_some());
+    let (rows, found) = if let Some(sql) = united {
+        let mut params = references(first_params);
+        params.extend(reads.iter().flat_map(|read| references(&read.params)));
+        let all = session
+            .query(&sql, &params)
+            .await
+            .map_err(during(CONTEXT))?;
+        apart(asked, &reads, &offsets(&parts), all)?
+    } else {
+        let steps = std::iter::once((first.sql, first_params))
+            .chain(reads.iter().map(|read| (read.sql, &*read.params)));
+        let mut answers = pipelined(session, steps).await?.into_iter();
+        let rows = answers.next().unwrap_or_default();
+        (rows, collect(asked, &reads, answers)?)
+    };
     let fetched = found.into_iter().zip(asked);
-    Ok((
+    let fetched = fetched.map(|(found, (_, needs))| found.answer(needs));
+    Ok(First {
         rows,
-        fetched
-            .map(|(found, (_, needs))| found.answer(needs))
-            .collect(),
-    ))
+        offset,
+        fetched: fetched.collect(),
+    })
+}
+
+/// Statements that are united into one, at most.
+const MOST_UNITED: usize = 8;
+
+/// What came of reading needs together with another statement.
+pub(super) struct First {
+    /// The other statement's rows.
+    pub(super) rows: Vec<Row>,
+    /// Where their columns begin.
+    pub(super) offset: usize,
+    pub(super) fetched: Vec<Fetched>,
+}
+
+/// The rows of the first of united statements, whose columns begin at 1, and what the
+/// others read.
+fn apart<'a>(
+    asked: &[Asked<'a>],
+    reads: &[Read<'a>],
+    offsets: &[usize],
+    all: Vec<Row>,
+) -> Result<(Vec<Row>, Vec<Collected<'a>>), StoreError> {
+    let misplaced = || StoreError::Corrupt {
+        what: "an answer's part",
+    };
+    let mut found: Vec<Collected<'a>> = asked.iter().map(|_| Collected::default()).collect();
+    let mut first = Vec::new();
+    for row in all {
+        let part: i32 = row.try_get(0).map_err(during(CONTEXT))?;
+        let part = usize::try_from(part).map_err(|_| misplaced())?;
+        let Some(read) = part.checked_sub(1) else {
+            first.push(row);
+            continue;
+        };
+        let answers = &reads.get(read).ok_or_else(misplaced)?.answers;
+        let offset = *offsets.get(part).ok_or_else(misplaced)?;
+        take(&mut found, answers, &row, offset)?;
+    }
+    Ok((first, found))
+}
+
+impl Answers<'_> {
+    fn types(&self) -> &'static [&'static str] {
+        match self {
+            Self::Needs { .. } => &["int", "bigint", "bigint", "text"],
+            Self::Rows(_) => &["bigint", "bigint", "text", "bytea", "bytea"],
+            // They are not read together with others.
+            Self::Children(_) => &[],
+        }
+    }
 }
 
 /// The rows of statements that are sent together.
@@ -207,7 +279,7 @@ fn collect<'a>(
     let mut found: Vec<Collected<'a>> = asked.iter().map(|_| Collected::default()).collect();
     for (read, rows) in reads.iter().zip(answers) {
         for row in rows {
-            take(&mut found, &read.answers, &row)?;
+            take(&mut found, &read.answers, &row, 0)?;
         }
     }
     Ok(found)
@@ -367,12 +439,13 @@ fn take<'a>(
     found: &mut [Collected<'a>],
     answers: &Answers<'a>,
     row: &Row,
+    offset: usize,
 ) -> Result<(), StoreError> {
     let lost = || StoreError::Corrupt {
         what: "an answer's position",
     };
     let place = |column: usize| -> Result<usize, StoreError> {
-        let position: i64 = row.try_get(column).map_err(during(CONTEXT))?;
+        let position: i64 = row.try_get(offset + column).map_err(during(CONTEXT))?;
         usize::try_from(position - 1).map_err(|_| lost())
     };
     match answers {
@@ -381,12 +454,15 @@ fn take<'a>(
             tombstones,
         } => {
             let at = place(1)?;
-            let seq = || row.try_get(2).map(CommitSeq).map_err(during(CONTEXT));
-            match row.try_get::<_, i32>(0).map_err(during(CONTEXT))? {
+            let seq = || {
+                let seq = row.try_get(offset + 2);
+                seq.map(CommitSeq).map_err(during(CONTEXT))
+            };
+            match row.try_get::<_, i32>(offset).map_err(during(CONTEXT))? {
                 0 => found.get_mut(at).ok_or_else(lost)?.max = seq()?,
                 1 => {
                     let (at, key) = results.get(at).ok_or_else(lost)?;
-                    let text: &str = row.try_get(3).map_err(during(CONTEXT))?;
+                    let text: &str = row.try_get(offset + 3).map_err(during(CONTEXT))?;
                     let result = decode_push_result(text)
                         .map_or(ResultLookup::Unreadable, |result| {
                             ResultLookup::Found(Arc::new(result))
@@ -404,7 +480,7 @@ fn take<'a>(
         Answers::Rows(keys) => {
             let (at, key) = keys.get(place(0)?).ok_or_else(lost)?;
             let of = found.get_mut(*at).ok_or_else(lost)?;
-            of.rows.insert(key, Arc::new(stored_row(row, 1)?));
+            of.rows.insert(key, Arc::new(stored_row(row, offset + 1)?));
         }
         Answers::Children(keys) => {
             let (at, key) = keys.get(place(0)?).ok_or_else(lost)?;

@@ -69,6 +69,59 @@ pub(super) fn gated(gate: &str, parts: &[&str]) -> String {
     sql
 }
 
+/// A statement that reads, and the types of its columns.
+#[derive(Clone, Copy)]
+pub(super) struct Reading<'a> {
+    pub(super) sql: &'a str,
+    pub(super) types: &'a [&'a str],
+}
+
+/// Statements that read, as one: the rows of all of them, each with the number of its
+/// statement first and its columns where [`offsets`] says.
+pub(super) fn united(parts: &[Reading<'_>]) -> String {
+    let mut sql = String::new();
+    let mut used = 0;
+    for (at, part) in parts.iter().enumerate() {
+        sql.push_str(if at == 0 {
+            "SELECT "
+        } else {
+            " UNION ALL SELECT "
+        });
+        let _ = write!(sql, "{at}::int");
+        for (other, reading) in parts.iter().enumerate() {
+            for (column, ty) in reading.types.iter().enumerate() {
+                let _ = if other == at {
+                    write!(sql, ", r.c{column}")
+                } else {
+                    write!(sql, ", NULL::{ty}")
+                };
+            }
+        }
+        sql.push_str(" FROM (");
+        used = renumbered(&mut sql, part.sql, used);
+        sql.push_str(") AS r(");
+        for column in 0..part.types.len() {
+            let comma = if column == 0 { "" } else { ", " };
+            let _ = write!(sql, "{comma}c{column}");
+        }
+        sql.push(')');
+    }
+    sql
+}
+
+/// Where the columns of each part begin in the rows of [`united`].
+pub(super) fn offsets(parts: &[Reading<'_>]) -> Vec<usize> {
+    let mut next = 1;
+    parts
+        .iter()
+        .map(|part| {
+            let offset = next;
+            next += part.types.len();
+            offset
+        })
+        .collect()
+}
+
 /// Appends a statement whose parameters follow the `used` ones before it; returns how
 /// many there are now.
 fn renumbered(sql: &mut String, part: &str, used: usize) -> usize {
@@ -111,6 +164,26 @@ mod tests {
             r#"WITH s0 AS (INSERT INTO "a$1"(x) SELECT $1, $2, $1 WHERE y='$9'), s1 AS (DELETE FROM b) UPDATE c SET d=$14, e=$3"#
         );
         assert_eq!(composed(&parts[1..2]), " DELETE FROM b");
+    }
+
+    #[test]
+    fn the_rows_of_united_statements_stand_beside_each_other() {
+        let parts = [
+            Reading {
+                sql: "SELECT a, b FROM x WHERE k=$1",
+                types: &["int", "text"],
+            },
+            Reading {
+                sql: "SELECT c FROM y WHERE k=$1",
+                types: &["bytea"],
+            },
+        ];
+        assert_eq!(
+            united(&parts),
+            "SELECT 0::int, r.c0, r.c1, NULL::bytea FROM (SELECT a, b FROM x WHERE k=$1) AS r(c0, c1) \
+             UNION ALL SELECT 1::int, NULL::int, NULL::text, r.c0 FROM (SELECT c FROM y WHERE k=$2) AS r(c0)"
+        );
+        assert_eq!(offsets(&parts), [1, 3]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bb8::Pool;
+use tidegate_engine::CommitSeq;
 use tidegate_engine::model::CommitBatch;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedRwLockReadGuard, oneshot};
@@ -152,10 +153,14 @@ impl Waiting {
     }
 
     /// Whether the batch takes so long, or may fail in so many ways, that no other
-    /// one should share its transaction.
+    /// one should share its transaction. The gate of several makes no partition's row.
     fn stands_alone(&self) -> bool {
         let batch = &self.encoded.batch;
-        batch.advance.is_some() || batch.rows.len() > LARGE_ROWS || self.bytes() > LARGE_BYTES
+        let first = batch.expected_max == CommitSeq(0);
+        first
+            || batch.advance.is_some()
+            || batch.rows.len() > LARGE_ROWS
+            || self.bytes() > LARGE_BYTES
     }
 
     fn bytes(&self) -> usize {
@@ -420,18 +425,22 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn batches_of_several_partitions_are_one_transaction() {
         let world = World::new().await;
-        let (all, answers) = world.many(&[("b", 0, 1), ("c", 0, 1), ("a", 0, 1)]).await;
+        world
+            .write_all(&[("b", 0, 1), ("c", 0, 1), ("a", 0, 1)])
+            .await;
+        let (all, answers) = world.many(&[("b", 1, 2), ("c", 1, 2), ("a", 1, 2)]).await;
         world.work().serve(all).await;
-        for answer in answers {
-            answer.await.unwrap().unwrap();
+        for (answer, partition) in answers.into_iter().zip(["b", "c", "a"]) {
+            let passed = answer.await.unwrap().unwrap().unwrap();
+            assert_eq!(passed.bounds.max, CommitSeq(2), "{partition}");
         }
-        let commits = "SELECT count(*) FROM sync_commits";
+        let commits = "SELECT count(*) FROM sync_commits WHERE commit_seq=2";
         assert_eq!(world.count(commits).await, 3);
-        let transactions = "SELECT count(DISTINCT xmin::text) FROM sync_commits";
+        let transactions = "SELECT count(DISTINCT xmin::text) FROM sync_commits WHERE commit_seq=2";
         assert_eq!(world.count(transactions).await, 1);
         let rows = "SELECT count(*) FROM notes JOIN sync_row_scopes AS s
             ON s.partition=_sync_partition AND s.row_id=_sync_row_id WHERE s.var='list_id'";
-        assert_eq!(world.count(rows).await, 3);
+        assert_eq!(world.count(rows).await, 6);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -527,6 +536,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn an_unknown_outcome_is_told_to_every_partition_of_the_transaction() {
         let world = World::new().await;
+        world.write_all(&[("a", 0, 1), ("b", 0, 1)]).await;
         world
             .watch
             .batch_execute(
@@ -537,7 +547,7 @@ mod tests {
             )
             .await
             .unwrap();
-        let (all, answers) = world.many(&[("a", 0, 1), ("b", 0, 1)]).await;
+        let (all, answers) = world.many(&[("a", 1, 2), ("b", 1, 2)]).await;
         let work = world.work();
         let serving = tokio::spawn(async move { work.serve(all).await });
         let sleeping =
@@ -559,8 +569,9 @@ mod tests {
         // Each partition's stored results say what became of its batch: nothing.
         assert_eq!(
             world.count("SELECT count(*) FROM sync_push_results").await,
-            0
+            2
         );
-        assert_eq!(world.count("SELECT count(*) FROM sync_partitions").await, 0);
+        let moved = "SELECT count(*) FROM sync_partitions WHERE max_commit_seq > 1";
+        assert_eq!(world.count(moved).await, 0);
     }
 }
