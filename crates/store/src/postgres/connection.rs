@@ -16,6 +16,12 @@ use super::failure::told;
 use super::options::{ConnectError, OLDEST_SERVER, PostgresOptions};
 
 pub(super) type Lease = PooledConnection<'static, Manager>;
+/// How statements are planned that look rows up by their keys: once, perhaps while the
+/// tables are small and nobody has counted their rows. The index of a part of the key then
+/// looks as good as that of the whole key, and stays in the plan while the table grows.
+/// Both settings rule it out: the lookups ask for the order of the whole key.
+pub(super) const PLANNING: &str =
+    "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; SET enable_sort = off";
 /// One parameter of a statement.
 pub(super) type Param<'a> = Box<dyn ToSql + Sync + Send + 'a>;
 
@@ -44,7 +50,7 @@ impl Manager {
             "SET statement_timeout = {}; SET lock_timeout = {}; \
              SET idle_in_transaction_session_timeout = {}; \
              SET default_transaction_isolation = 'read committed'; \
-             SET jit = off; SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
+             SET jit = off; {PLANNING}; \
              SET client_min_messages = warning; \
              SELECT set_config('synchronous_commit', 'on', false)
                WHERE current_setting('synchronous_commit') = 'off'",
@@ -65,7 +71,7 @@ impl Manager {
     pub(super) fn planning_each_time(&self) -> Self {
         Self {
             settings: format!(
-                "{}; RESET plan_cache_mode; RESET enable_seqscan",
+                "{}; RESET plan_cache_mode; RESET enable_seqscan; RESET enable_sort",
                 self.settings
             ),
             ..self.clone()
