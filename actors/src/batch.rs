@@ -87,6 +87,9 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
     if !requests.is_empty() {
         let commits = requests.iter().map(|request| request.commits.len()).sum();
         service.counters.batches.add(1);
+        if lead.as_ref().is_some_and(|lead| lead.given.is_some()) {
+            service.counters.batches_ahead.add(1);
+        }
         service.counters.pushes.add(requests.len());
         service.counters.commits.add(commits);
     }

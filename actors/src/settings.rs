@@ -22,6 +22,9 @@ pub struct Settings {
     pub partition_queue: QueueLimit,
     /// What all partitions together may have queued and in flight.
     pub process_queue: QueueLimit,
+    /// Whether a batch may be decided while the one before it is written, as soon as about
+    /// as many pushes wait as the last batches held.
+    pub decide_ahead: bool,
     /// Batches with more operations are decided on a blocking thread.
     pub inline_operations: usize,
     /// Operations that references may append to one commit (§6.11).
@@ -75,6 +78,7 @@ impl Default for Settings {
                 operations: 100_000,
                 bytes: 256 * MIB,
             },
+            decide_ahead: true,
             inline_operations: 64,
             cascade_cap: tidegate_engine::push::DEFAULT_CASCADE_CAP,
             row_cache_bytes: 8 * MIB,

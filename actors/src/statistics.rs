@@ -17,6 +17,8 @@ pub struct Statistics {
     pub commits: u64,
     /// Batches run.
     pub batches: u64,
+    /// Batches of these that were decided while the one before was written.
+    pub batches_ahead: u64,
     /// Backfill pages run.
     pub pages: u64,
     /// Push commits per batch.
@@ -53,6 +55,7 @@ pub(crate) struct Counters {
     pub pushes: Counter,
     pub commits: Counter,
     pub batches: Counter,
+    pub batches_ahead: Counter,
     pub pages: Counter,
     pub cache_hits: Counter,
     pub cache_misses: Counter,
@@ -94,6 +97,7 @@ impl Counters {
             pushes: self.pushes.get(),
             commits: self.commits.get(),
             batches: self.batches.get(),
+            batches_ahead: self.batches_ahead.get(),
             pages: self.pages.get(),
             mean_batch: ratio(self.commits.get(), self.batches.get()),
             cache_hits: hits,

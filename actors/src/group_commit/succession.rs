@@ -33,7 +33,8 @@ impl GroupCommit {
     /// can be decided meanwhile. Nothing is left when the CAS of the next one would not
     /// notice that this one failed, or when it must know more than its rows.
     pub(super) fn hand_over(&mut self, batch: &Arc<CommitBatch>, link: Link) {
-        if batch.commits.is_empty() || self.binds() {
+        let decides_ahead = self.partition.service.settings.decide_ahead;
+        if !decides_ahead || batch.commits.is_empty() || self.binds() {
             return;
         }
         self.view.absorb(batch);

@@ -10,7 +10,7 @@ use crate::world::*;
 
 #[actix::test]
 async fn while_a_batch_is_written_the_next_one_collects() {
-    let world = world();
+    let world = world_with(one_by_one(), PushHooks::default());
     let gate = Gate::new();
     world.store.next_commit(OnCommit::Block(gate.clone()));
     let mut answers = vec![
@@ -56,7 +56,7 @@ async fn a_batch_is_bounded_by_operations() {
             operations: 3,
             bytes: 1 << 20,
         },
-        ..patient()
+        ..one_by_one()
     };
     let world = world_with(settings, PushHooks::default());
     let gate = Gate::new();

@@ -214,7 +214,7 @@ async fn shutdown_retries_a_failed_write_of_records() {
 
 #[actix::test]
 async fn shutdown_answers_what_it_cannot_finish_by_the_deadline() {
-    let world = world();
+    let world = world_with(one_by_one(), PushHooks::default());
     let gate = Gate::new();
     world.store.next_commit(OnCommit::Block(gate.clone()));
     let put = |id: &str| request("c1", vec![commit(id, vec![world.upsert("r", "t", None)])]);

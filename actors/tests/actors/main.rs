@@ -11,4 +11,5 @@ mod promises;
 mod races;
 mod refusals;
 mod store;
+mod succession;
 mod world;

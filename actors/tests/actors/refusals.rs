@@ -98,7 +98,7 @@ async fn a_store_that_refuses_the_rejection_too_is_an_error_not_an_endless_loop(
 
 #[actix::test]
 async fn a_commit_whose_rejection_is_refused_too_fails_alone() {
-    let world = world();
+    let world = world_with(one_by_one(), PushHooks::default());
     // First a batch that holds the queue, then one of two devices.
     let gate = Gate::new();
     world.store.next_commit(OnCommit::Block(gate.clone()));
@@ -151,7 +151,7 @@ fn narrow(operations: usize) -> Settings {
             operations,
             bytes: 1 << 20,
         },
-        ..patient()
+        ..one_by_one()
     }
 }
 

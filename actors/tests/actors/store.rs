@@ -46,6 +46,8 @@ pub enum OnCommit {
     Pass,
     /// Waits at the gate, then commits.
     Block(Arc<Gate>),
+    /// Waits at the gate, then does the other.
+    Then(Arc<Gate>, Box<OnCommit>),
     /// Another process commits first.
     Foreign(Foreign),
     /// Another process raises this row's version first, if it exists.
@@ -307,8 +309,13 @@ impl TestStore {
     ) -> Result<(), CommitError> {
         self.tried.lock().push(batch.results.len());
         let action = self.on_commit.lock().pop_front();
-        match (action.unwrap_or(OnCommit::Pass), waiting) {
-            (OnCommit::Pass, _) => {}
+        let mut action = action.unwrap_or(OnCommit::Pass);
+        while let OnCommit::Then(gate, then) = action {
+            gate.pass().await;
+            action = *then;
+        }
+        match (action, waiting) {
+            (OnCommit::Pass | OnCommit::Then(..), _) => {}
             (OnCommit::Block(gate), _) => gate.pass().await,
             (OnCommit::Foreign(foreign), None) => self.foreign_commit(&batch.partition, foreign),
             (OnCommit::Foreign(foreign), Some(waiting)) => waiting.foreign.push(foreign),
@@ -440,11 +447,40 @@ impl Store for TestStore {
     }
     async fn read_preamble(
         &self,
-        _: &PartitionId,
+        partition: &PartitionId,
         _: &ClientId,
         _: Touch,
     ) -> Result<Preamble, StoreError> {
-        Err(StoreError::Closed)
+        let epoch = LogEpoch::from("epoch");
+        let stored_version = self.published.lock().unwrap_or(SchemaVersion(1));
+        Ok(Preamble {
+            registry: Registry {
+                log_epoch: epoch.clone(),
+                epoch_required: false,
+            },
+            gate: GateToken {
+                stored_version,
+                log_epoch: Some(epoch),
+                pending: Vec::new(),
+            },
+            bounds: LogBounds {
+                max: self.with(partition, |log| log.max),
+                horizon: CommitSeq(0),
+            },
+            layout_floor: CommitSeq(0),
+            client: None,
+        })
+    }
+    async fn read_preamble_ahead(
+        &self,
+        partition: &PartitionId,
+        client: &ClientId,
+        touch: Touch,
+        ahead: Needs,
+    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
+        let preamble = self.read_preamble(partition, client, touch).await?;
+        let fetched = self.with(partition, |log| log.fetch(&ahead));
+        Ok((preamble, Some(fetched)))
     }
     async fn read_gate(&self, _: &PartitionId) -> Result<(GateToken, LogBounds), StoreError> {
         let stored_version = (*self.published.lock()).ok_or(StoreError::Closed)?;

@@ -12,9 +12,10 @@ use ssp2::{
 use tidegate_actors::*;
 use tidegate_engine::hooks::Allowed;
 use tidegate_engine::model::{ClientRecord, LoggedCommit, RowKey, StoredRow};
-use tidegate_engine::push::{Decision, PushHooks};
+use tidegate_engine::push::{Decision, PushHooks, needs_ahead};
 use tidegate_engine::schema::Schema;
 use tidegate_engine::{PartitionId, TableId};
+use tidegate_store::Touch;
 
 use crate::store::{Foreign, TestStore};
 
@@ -63,6 +64,7 @@ pub struct World {
     pub directory: Directory,
     pub heard: Arc<Heard>,
     pub schema: Arc<Schema>,
+    pub gate: ServeGate,
     pub partition: PartitionId,
 }
 
@@ -72,6 +74,14 @@ pub fn patient() -> Settings {
         arbiters: 1,
         resolve_backoff: Duration::from_millis(1),
         ..Settings::default()
+    }
+}
+
+/// One batch at a time, for tests that count what is in each.
+pub fn one_by_one() -> Settings {
+    Settings {
+        decide_ahead: false,
+        ..patient()
     }
 }
 
@@ -91,8 +101,11 @@ pub fn world_with(settings: Settings, hooks: PushHooks) -> World {
         clock: Arc::new(FixedClock),
         observer: heard.clone(),
     };
+    let directory = Directory::start(parts, settings);
+    let version = schema.version();
     World {
-        directory: Directory::start(parts, settings),
+        gate: ServeGate::new(store.clone(), directory.clone(), version, Vec::new()),
+        directory,
         store,
         heard,
         schema,
@@ -110,6 +123,37 @@ impl World {
         let handle = self.handle();
         let before = self.directory.statistics();
         let answer = tokio::spawn(async move { handle.push(request).await });
+        until(|| {
+            let now = self.directory.statistics();
+            now.queued_operations > before.queued_operations
+                || now.pushes > before.pushes
+                || answer.is_finished()
+        })
+        .await;
+        answer
+    }
+
+    /// As [`Self::queue`] through the gate, which reads ahead what the commits need.
+    pub async fn queue_ahead(&self, request: PushRequest) -> Answer {
+        let (gate, partition) = (self.gate.clone(), self.partition.clone());
+        let ahead = needs_ahead(
+            &self.schema,
+            &request.client_id,
+            request.wire,
+            &request.commits,
+        );
+        let before = self.directory.statistics();
+        let answer = tokio::spawn(async move {
+            let touch = Touch {
+                now_ms: 1,
+                new_epoch: Arc::new(|| Ok("epoch".into())),
+                refresh_after_ms: 1,
+            };
+            let client = request.client_id.clone();
+            let entered = gate.enter(&partition, &client, touch, ahead).await;
+            let (entry, _) = entered.expect("the gate is open");
+            entry.push(request).await
+        });
         until(|| {
             let now = self.directory.statistics();
             now.queued_operations > before.queued_operations
