@@ -132,6 +132,7 @@ async fn a_repetition_is_not_answered_before_what_it_repeats_is_durable() {
     assert_eq!(statuses(&first.await.unwrap()), [Applied(2)]);
     assert_eq!(statuses(&again.await.unwrap()), [Cached(2)]);
     assert_eq!(world.log(), ["warm", "k1"]);
+    assert_eq!(world.store.tried(), [1, 1], "nothing was written twice");
 
     // Where it was refused, the repetition is what gets written.
     let refused = OnCommit::Refuse(CommitError::FenceRejected);
@@ -140,6 +141,21 @@ async fn a_repetition_is_not_answered_before_what_it_repeats_is_durable() {
     gate.open();
     assert!(first.await.unwrap().is_err());
     assert_eq!(statuses(&again.await.unwrap()), [Applied(2)]);
+}
+
+#[actix::test]
+async fn a_foreign_commit_that_was_seen_ahead_costs_no_lost_race() {
+    let world = world();
+    world
+        .push(vec![commit("warm", vec![world.upsert("w", "t", None)])])
+        .await
+        .unwrap();
+    let foreign = world.foreign("r", "theirs", 1);
+    world.store.foreign_commit(&world.partition, foreign);
+    let answer = world.queue_ahead(put(&world, "k1", "r", Some(1))).await;
+    assert_eq!(statuses(&answer.await.unwrap()), [Applied(3)]);
+    assert_eq!(world.store.tried(), [1, 1]);
+    assert_eq!(*world.heard.moves.lock(), 1, "the observer is told");
 }
 
 #[actix::test]
