@@ -20,7 +20,7 @@ async fn store() -> Arc<MemoryStore> {
 }
 
 async fn write(store: &MemoryStore, expected: i64) -> Result<(), CommitError> {
-    let ops = [vec![put(NOTES, note("n1", "l1", "o1", None))]];
+    let ops = note_again();
     try_commit(store, &compile(&document()), "p", expected, &ops).await
 }
 

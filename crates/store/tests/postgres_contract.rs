@@ -15,6 +15,9 @@ use tidegate_store::{OperatorStore, SchemaOutcome, Store, StoreError};
 mod core {
     tidegate_store::contract_tests!(core, crate::Postgres::new);
 }
+mod gated {
+    tidegate_store::contract_tests!(gated, crate::Postgres::new);
+}
 mod reopen {
     tidegate_store::contract_tests!(reopen, crate::Postgres::new);
 }

@@ -123,6 +123,9 @@ mod file {
     mod core {
         tidegate_store::contract_tests!(core, crate::File::new);
     }
+    mod gated {
+        tidegate_store::contract_tests!(gated, crate::File::new);
+    }
     mod reopen {
         tidegate_store::contract_tests!(reopen, crate::File::new);
     }
@@ -135,7 +138,12 @@ mod file {
 }
 
 mod in_memory {
-    tidegate_store::contract_tests!(core, crate::memory);
+    mod core {
+        tidegate_store::contract_tests!(core, crate::memory);
+    }
+    mod gated {
+        tidegate_store::contract_tests!(gated, crate::memory);
+    }
 }
 
 mod test_store_of_actors {

@@ -4,12 +4,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 pub mod agreement;
+pub mod ahead;
 pub mod backfills;
+pub mod chained;
 pub mod checkpoints;
 pub mod fixture;
 pub mod lifecycle;
 pub mod migrations;
 pub mod operating;
+pub mod over;
+pub mod passed;
 pub mod reads;
 pub mod source_rows;
 pub mod stored;
@@ -38,7 +42,7 @@ pub trait Harness: Send + Sync {
 }
 
 /// Makes one test of each contract function: `core` opens the database once,
-/// `reopen` again and again, `sql` looks into it beside the store, `backfills` does
+/// `gated` wants a gate inside the batch's transaction, `reopen` opens again and again, `sql` looks into it beside the store, `backfills` does
 /// so with a store that keeps declared backfills.
 #[macro_export]
 macro_rules! contract_tests {
@@ -62,6 +66,22 @@ macro_rules! contract_tests {
             a_preamble_holds_everything_a_request_needs_first,
             a_snapshot_does_not_move,
             many_snapshots_do_not_stop_writers);
+        $crate::contract_tests!(@each $harness, ahead:
+            what_is_read_ahead_is_what_the_needs_answer,
+            requests_that_ask_at_once_get_each_their_own,
+            nothing_read_ahead_is_older_than_its_head,
+            a_huge_need_is_answered_whole_or_not_at_all,
+            keys_that_no_row_can_have_do_not_fail_a_preamble,
+            a_partitions_first_request_may_read_ahead);
+        $crate::contract_tests!(@each $harness, chained:
+            a_chained_batch_is_written_once_the_one_before_it_is_durable,
+            a_batch_after_one_that_stands_is_written_at_once,
+            a_batch_after_one_that_does_not_stand_is_unfounded,
+            a_batch_tells_its_own_outcome,
+            a_batch_that_fails_takes_along_all_that_follow_it,
+            chained_batches_land_in_order_whichever_comes_first);
+        $crate::contract_tests!(@each $harness, over:
+            a_row_that_is_there_is_not_overwritten_by_a_put_over_nothing);
         $crate::contract_tests!(@each $harness, windows:
             a_window_holds_whole_commits,
             a_commit_larger_than_the_limit_still_fits_first,
@@ -91,6 +111,11 @@ macro_rules! contract_tests {
         $crate::contract_tests!(@each $harness, operating:
             partitions_are_summarized_page_by_page,
             a_grant_is_replaced_as_a_whole_and_deleted_once);
+    };
+    (gated, $harness:path) => {
+        $crate::contract_tests!(@each $harness, passed:
+            the_gate_of_a_batch_is_what_is_read_afterwards,
+            the_gate_of_a_batch_knows_the_horizon_and_the_epoch_of_its_time);
     };
     (reopen, $harness:path) => {
         $crate::contract_tests!(@each $harness, writes:
@@ -130,6 +155,17 @@ macro_rules! contract_tests {
             a_table_that_is_not_as_published_is_refused_by_name,
             rows_are_sampled_in_the_wanted_layout_before_and_after_the_migration,
             every_known_partition_gets_its_checkpoint_and_fence);
+        $crate::contract_tests!(@each $harness, ahead:
+            an_unreadable_result_is_read_ahead_as_such);
+        $crate::contract_tests!(@each $harness, passed:
+            the_gate_of_a_batch_lists_every_pending_checkpoint);
+        $crate::contract_tests!(@each $harness, over:
+            a_put_over_nothing_adds_the_row_and_its_index_entries,
+            a_put_over_a_tombstone_takes_it_away,
+            a_put_over_a_row_takes_the_place_of_its_index_entries,
+            a_put_over_a_row_that_is_not_there_adds_it,
+            puts_over_everything_and_deletes_share_a_batch,
+            a_refused_put_leaves_rows_and_indexes_as_they_were);
         $crate::contract_tests!(@each $harness, stored:
             an_unreadable_result_is_reported_and_kept,
             a_result_recorded_by_another_program_fails_the_batch,

@@ -202,7 +202,12 @@ impl Partition {
                         stored: Arc::clone(row),
                         values: Arc::clone(values),
                     };
-                    next.rows.insert(key.clone(), row);
+                    let before = next.rows.insert(key.clone(), row);
+                    if before.is_some() && *over != Over::Row {
+                        return Err(CommitError::Constraint {
+                            key: Some(key.clone()),
+                        });
+                    }
                     if *over == Over::Tombstone {
                         next.tombstones.remove(key);
                     }

@@ -59,10 +59,15 @@ pub(super) fn commit_row_error(error: Error) -> CommitError {
     }
 }
 
-/// Whether an app table's own constraint refused a row.
+/// Whether an app table's own constraint refused a row: its key among them, when somebody
+/// else has put the row meanwhile.
 pub(super) fn is_row_constraint(error: &Error) -> bool {
     matches!(
         error.sqlite_extended_error_code(),
-        Some(ffi::SQLITE_CONSTRAINT_UNIQUE | ffi::SQLITE_CONSTRAINT_NOTNULL)
+        Some(
+            ffi::SQLITE_CONSTRAINT_UNIQUE
+                | ffi::SQLITE_CONSTRAINT_PRIMARYKEY
+                | ffi::SQLITE_CONSTRAINT_NOTNULL
+        )
     )
 }
