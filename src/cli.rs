@@ -148,7 +148,7 @@ pub struct Source {
     /// Configuration file (TOML); see config/default.toml for every key
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// sqlite:PATH or postgres://… [default: sqlite:./data/tidegate.db].
+    /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db].
     /// Everybody on the machine can read flags: give a password in the
     /// environment instead, as TIDEGATE_DATABASE__URL
     #[arg(long, value_name = "URL")]
@@ -218,26 +218,15 @@ pub struct PreviewArgs {
 /// `tidegate serve`
 #[derive(Debug, Clone, Default, Args)]
 pub struct ServeArgs {
-    /// Configuration file (TOML); see config/default.toml for every key
-    #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    /// Database, schema and backfills.
+    #[command(flatten)]
+    pub source: Source,
     /// Address to listen on [default: 127.0.0.1:8787]
     #[arg(long, value_name = "IP:PORT")]
     pub listen: Option<String>,
     /// Address of the control endpoint, or off [default: 127.0.0.1:8788]
     #[arg(long, value_name = "IP:PORT")]
     pub control_listen: Option<String>,
-    /// sqlite:PATH, sqlite::memory: or postgres://… [default: sqlite:./data/tidegate.db].
-    /// Everybody on the machine can read flags: give a password in the
-    /// environment instead, as TIDEGATE_DATABASE__URL
-    #[arg(long, value_name = "URL")]
-    pub database: Option<String>,
-    /// Schema IR file [default: the built-in demo schema]
-    #[arg(long, value_name = "FILE")]
-    pub schema: Option<PathBuf>,
-    /// Folder of declared backfills, one TOML file each [default: none]
-    #[arg(long, value_name = "DIR")]
-    pub backfills: Option<PathBuf>,
     /// Accept development authentication on an address that is not loopback
     #[arg(long)]
     pub insecure_dev_auth: bool,
@@ -253,10 +242,8 @@ impl ServeArgs {
         Overrides {
             listen: self.listen.clone(),
             control_listen: self.control_listen.clone(),
-            database: self.database.clone(),
-            schema: self.schema.clone(),
-            backfills: self.backfills.clone(),
             insecure_dev_auth: self.insecure_dev_auth,
+            ..self.source.overrides()
         }
     }
 }
@@ -271,6 +258,35 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_of_serve_reaches_the_configuration_and_the_last_one_wins() {
+        let line = "tidegate serve --config c.toml --listen 127.0.0.1:1 --control-listen off \
+            --database sqlite:first.db --schema s.json --backfills b --insecure-dev-auth \
+            --unsafe-test-clock --database sqlite:last.db";
+        let Command::Serve(arguments) = Cli::try_parse_from(line.split_whitespace())
+            .unwrap()
+            .command
+        else {
+            panic!("not serve");
+        };
+        assert_eq!(arguments.source.config, Some("c.toml".into()));
+        assert!(arguments.unsafe_test_clock);
+        let Overrides {
+            listen,
+            control_listen,
+            database,
+            schema,
+            backfills,
+            insecure_dev_auth,
+        } = arguments.overrides();
+        assert_eq!(listen.as_deref(), Some("127.0.0.1:1"));
+        assert_eq!(control_listen.as_deref(), Some("off"));
+        assert_eq!(database.as_deref(), Some("sqlite:last.db"));
+        assert_eq!(schema, Some("s.json".into()));
+        assert_eq!(backfills, Some("b".into()));
+        assert!(insecure_dev_auth);
     }
 
     #[test]

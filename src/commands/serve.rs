@@ -28,7 +28,8 @@ pub fn run(arguments: &ServeArgs) -> Exit {
 }
 
 async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
-    let config = Layers::of_process(arguments.config.clone(), arguments.overrides()).load()?;
+    let config =
+        Layers::of_process(arguments.source.config.clone(), arguments.overrides()).load()?;
     telemetry::start(&config.log);
     server::check_exposure(&config)?;
     let schema = server::load_schema(&config)?;
