@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+/// Bytes of a token at least: what opens everything must not be guessed.
+const MIN_TOKEN_BYTES: usize = 16;
 /// Bytes of a token at most.
 const MAX_TOKEN_BYTES: usize = 512;
 
@@ -94,10 +96,13 @@ impl TryFrom<String> for ControlToken {
     type Error = &'static str;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        if text.len() <= MAX_TOKEN_BYTES && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        let fits = text.is_empty() || (MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&text.len());
+        if fits && text.bytes().all(|byte| byte.is_ascii_graphic()) {
             Ok(Self(text))
         } else {
-            Err("expected at most 512 printable ASCII characters without spaces")
+            Err(
+                "expected at least 16 and at most 512 printable ASCII characters without spaces, or none for a generated token",
+            )
         }
     }
 }
@@ -124,12 +129,22 @@ mod tests {
 
     #[test]
     fn a_token_is_printable_and_never_shown() {
-        let token = ControlToken::try_from("s3cret".to_owned()).unwrap();
-        assert_eq!(token.get(), Some("s3cret"));
+        let token = ControlToken::try_from("s3cret-of-operators".to_owned()).unwrap();
+        assert_eq!(token.get(), Some("s3cret-of-operators"));
         assert!(!format!("{token:?}").contains("s3cret"));
         assert_eq!(ControlToken::try_from(String::new()).unwrap().get(), None);
-        for bad in ["a b".to_owned(), "ä".to_owned(), "x".repeat(513)] {
-            assert!(ControlToken::try_from(bad).is_err());
+        for bad in ["sixteen or more, with spaces", "sechzehn-und-mehr-ä"] {
+            assert!(ControlToken::try_from(bad.to_owned()).is_err());
+        }
+    }
+
+    #[test]
+    fn a_token_is_neither_short_nor_endless() {
+        for length in [0, 16, 512] {
+            ControlToken::try_from("x".repeat(length)).unwrap();
+        }
+        for length in [1, 15, 513] {
+            assert!(ControlToken::try_from("x".repeat(length)).is_err());
         }
     }
 }

@@ -333,7 +333,7 @@ mod tests {
                 ("TIDEGATE_DATABASE__URL", "sqlite:env.db"),
                 ("TIDEGATE_SQLITE__READER_THREADS", "9"),
                 ("TIDEGATE_AUTH__INSECURE_DEV", "true"),
-                ("TIDEGATE_CONTROL_TOKEN", "t0ken"),
+                ("TIDEGATE_CONTROL_TOKEN", "t0ken-of-operators"),
                 ("TIDEGATE_CONTROL_URL", "http://elsewhere"),
                 ("PATH", "/bin"),
                 ("TIDEGATE_TEST_POSTGRES", "postgres://x"),
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(config.sqlite.synchronous, Synchronous::Normal);
         assert_eq!(config.log.format, LogFormat::Json);
         assert!(config.auth.insecure_dev);
-        assert_eq!(config.control.token.get(), Some("t0ken"));
+        assert_eq!(config.control.token.get(), Some("t0ken-of-operators"));
         assert_eq!(config.limits, Config::default().limits);
     }
 
@@ -410,6 +410,20 @@ mod tests {
         );
         assert!(refused("[limits]\nmax_operations = 0\n", &[]).contains("limits.max_operations"));
         assert!(refused("[limits\n", &[]).contains("line 1"));
+    }
+
+    #[test]
+    fn a_short_control_token_is_refused_by_key_and_minimum_and_never_shown() {
+        let told = [
+            refused("[control]\ntoken = \"hunter2\"\n", &[]),
+            refused("", &[("TIDEGATE_CONTROL_TOKEN", "hunter2")]),
+            refused("", &[("TIDEGATE_CONTROL__TOKEN", "hunter2")]),
+        ];
+        for error in told {
+            assert!(error.contains("control.token"), "{error}");
+            assert!(error.contains("at least 16"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
     }
 
     #[test]

@@ -187,6 +187,25 @@ fn a_start_that_would_expose_the_endpoint_is_refused() {
     refused(&["--control-listen", &address], 6, &address);
 }
 
+#[test]
+fn a_start_with_a_short_token_is_refused_without_showing_it() {
+    for short in ["?", "fifteen-letters"] {
+        let site = Site::new();
+        let output = site
+            .command(&[])
+            .env("TIDEGATE_CONTROL_TOKEN", short)
+            .output()
+            .unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(output.stdout.is_empty());
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains("control.token"), "{message}");
+        assert!(message.contains("at least 16"), "{message}");
+        assert!(!message.contains(short), "{message}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_test_clock_stays_on_loopback_whatever_is_configured() {
     let site = Site::new();
