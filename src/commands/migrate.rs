@@ -13,12 +13,13 @@ use tidegate_engine::SchemaVersion;
 use tidegate_store::SchemaOutcome;
 use tidegate_store::operating::{MigrationPlan, TableFate};
 
-use super::fail;
+use super::failure::Failure;
+use super::{database, fail};
 use crate::backfills;
 use crate::cli::{Exit, MigrateArgs};
 use crate::config::Layers;
 use crate::migration_progress::{Telling, Voice, rough};
-use crate::server::{self, ServeError};
+use crate::server;
 use crate::telemetry;
 
 /// The migration reads each row as the dry run does and then writes it back, which costs
@@ -29,7 +30,7 @@ const WRITING: u32 = 3;
 pub fn run(arguments: &MigrateArgs) -> Exit {
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&error),
+        Err(error) => return fail(&error.into()),
     };
     match runtime.block_on(migrate(arguments)) {
         Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
@@ -40,7 +41,7 @@ pub fn run(arguments: &MigrateArgs) -> Exit {
     }
 }
 
-async fn migrate(arguments: &MigrateArgs) -> Result<String, ServeError> {
+async fn migrate(arguments: &MigrateArgs) -> Result<String, Failure> {
     let source = &arguments.source;
     let mut config = Layers::of_process(source.config.clone(), source.overrides()).load()?;
     if config.log.level == "info" {
@@ -53,7 +54,7 @@ async fn migrate(arguments: &MigrateArgs) -> Result<String, ServeError> {
     let declarations = backfills::declarations(&projections);
     let started = Instant::now();
     if arguments.dry_run {
-        let store = server::open_store_to_read(&config).await?;
+        let store = database::open_to_read(&config).await?;
         let started = Instant::now();
         let plan = store.plan_migration(schema, &declarations).await;
         let took = started.elapsed();
@@ -67,7 +68,7 @@ async fn migrate(arguments: &MigrateArgs) -> Result<String, ServeError> {
     }
     let lines = arguments.json || !std::io::stdout().is_terminal();
     let telling = Arc::new(Telling::new(if lines { Voice::Lines } else { Voice::Bar }));
-    let store = server::open_store(&config).await?;
+    let store = database::open(&config).await?;
     let to = schema.version();
     let outcome = store
         .ensure_schema_observed(schema, &declarations, SystemClock.now_ms(), telling.clone())

@@ -3,7 +3,9 @@
 pub mod backfill;
 pub mod check;
 pub mod ctl;
+mod database;
 pub mod demo;
+mod failure;
 pub mod inspect;
 pub mod migrate;
 pub mod serve;
@@ -12,6 +14,7 @@ use std::io::Write;
 
 use crate::cli::{BackfillCommand, Cli, Command, DemoStory, Exit};
 use crate::server::ServeError;
+use failure::Failure;
 
 /// Runs the command line's command.
 pub fn run(cli: Cli) -> Exit {
@@ -34,8 +37,8 @@ pub fn run(cli: Cli) -> Exit {
 }
 
 /// Says why a command failed, and how it exits.
-fn fail(error: &ServeError) -> Exit {
-    match error.phase() {
+fn fail(Failure { phase, error }: &Failure) -> Exit {
+    match phase {
         Some(phase) => complain(&format_args!("{phase}: {error}")),
         None => complain(error),
     }

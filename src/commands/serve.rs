@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
+use super::database;
+use super::failure::Failure;
 use crate::backfills;
 use crate::cli::{Exit, ServeArgs};
 use crate::config::Layers;
@@ -27,7 +29,7 @@ pub fn run(arguments: &ServeArgs) -> Exit {
     }
 }
 
-async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
+async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
     let config =
         Layers::of_process(arguments.source.config.clone(), arguments.overrides()).load()?;
     telemetry::start(&config.log);
@@ -43,7 +45,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
         server::check_test_hooks(&config)?;
     }
     let exposed = !config.listen.ip().is_loopback();
-    let store = server::open_store(&config).await?;
+    let store = database::open(&config).await?;
     let mut hooks = Hooks::configured(&config, &schema, &store);
     hooks.projections = projections;
     if arguments.unsafe_test_clock {
@@ -58,7 +60,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
         started = server::start(config, schema, store, hooks) => started?,
         signal = signals.next() => {
             tracing::info!(signal, "stopped before anything was served; what was not committed is undone");
-            return Err(ServeError::Forced("the database was still being prepared"));
+            return Err(ServeError::Forced("the database was still being prepared").into());
         }
     };
     announce("listening", running.address())?;
@@ -74,7 +76,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = running.failed() => return Err(error),
+        error = running.failed() => return Err(error.into()),
     };
     tracing::info!(signal, "shutting down");
     let asked = Instant::now();
@@ -87,7 +89,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
                 return Ok(());
             }
             _ = signals.next() => if asked.elapsed() >= SAME_WISH {
-                return Err(ServeError::Forced("a second signal arrived"));
+                return Err(ServeError::Forced("a second signal arrived").into());
             },
         }
     }

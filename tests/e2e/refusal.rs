@@ -21,6 +21,7 @@ fn refused(url: &str, exit: i32, words: &str) {
     assert_eq!(output.status.code(), Some(exit), "{message}");
     assert!(message.starts_with("tidegate: "), "{message}");
     assert!(message.contains(words), "{message}");
+    assert!(!message.contains("storage_migration"), "{message}");
     assert!(output.stdout.is_empty());
     assert_secret(&output);
 }
@@ -183,6 +184,36 @@ fn a_database_in_another_encoding() {
     refused(&database.url(), 18, "UTF8");
 }
 
+/// What goes wrong before the migration is not called one, whatever opens the database.
+#[test]
+fn a_sqlite_database_that_cannot_be_opened() {
+    let site = Site::new();
+    let file = site.path("file");
+    std::fs::write(&file, "no database, and long enough not to be an empty one").unwrap();
+    let garbage = format!("sqlite:{}", file.display());
+    refused(&garbage, 4, "opening the database");
+    let below = format!("sqlite:{}", file.join("a.db").display());
+    refused(&below, 4, "cannot create the folder");
+
+    let grown = crate::control_backfills::Grown::at(&site);
+    for command in [
+        &["migrate"][..],
+        &["migrate", "--dry-run"],
+        &["backfill", "preview", "todo-title-key"],
+    ] {
+        let output = site
+            .tool(command)
+            .args(grown.args())
+            .args(["--database", &garbage])
+            .output()
+            .unwrap();
+        let message = last_line(&output);
+        assert_eq!(output.status.code(), Some(4), "{message}");
+        assert!(message.contains("opening the database"), "{message}");
+        assert!(!message.contains("storage_migration"), "{message}");
+    }
+}
+
 #[test]
 fn a_database_ahead_of_the_schema() {
     let site = Site::on(Backend::Postgres);
@@ -196,5 +227,8 @@ fn a_database_ahead_of_the_schema() {
     server.terminate();
     server.wait();
     let output = site.command(&[]).output().unwrap();
-    assert_eq!(output.status.code(), Some(5), "{}", last_line(&output));
+    let message = last_line(&output);
+    assert_eq!(output.status.code(), Some(5), "{message}");
+    let named = message.starts_with("tidegate: storage_migration: ");
+    assert!(named, "{message}");
 }

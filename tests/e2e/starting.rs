@@ -7,6 +7,35 @@ use std::time::{Duration, Instant};
 use crate::control_backfills::{Grown, write_old_rows};
 use crate::process::{Backend, PATIENCE, Site, on_each_database};
 
+#[test]
+fn a_sqlite_database_and_the_folder_made_for_it_are_their_owners_alone() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let site = Site::new();
+    let folder = site.path("made/for");
+    let database = folder.join("it.db");
+    let url = format!("sqlite:{}", database.display());
+    let server = site.start(&["--database", &url]);
+    let mode = |path: &std::path::Path| {
+        let metadata = std::fs::metadata(path).unwrap();
+        metadata.permissions().mode() & 0o777
+    };
+    assert_eq!(mode(&site.path("made")), 0o700);
+    assert_eq!(mode(&folder), 0o700);
+    for file in ["it.db", "it.db-wal", "it.db-shm"] {
+        assert_eq!(mode(&folder.join(file)), 0o600, "{file}");
+    }
+    server.terminate();
+    assert!(server.wait().success());
+
+    let shared = std::fs::Permissions::from_mode(0o640);
+    std::fs::set_permissions(&database, shared).unwrap();
+    let server = site.start(&["--database", &url]);
+    assert_eq!(mode(&database), 0o640);
+    server.terminate();
+    assert!(server.wait().success());
+}
+
 on_each_database!(an_address_that_is_taken_is_noticed_before_the_database_is_migrated);
 
 async fn an_address_that_is_taken_is_noticed_before_the_database_is_migrated(on: Backend) {

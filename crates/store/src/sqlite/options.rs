@@ -115,9 +115,32 @@ impl Drop for Scratch {
 /// Prepared statements kept per connection: several per app table.
 pub(super) const STATEMENT_CACHE: usize = 512;
 
+/// Makes an empty file that its owner alone may read and write, where there is none.
+/// SQLite gives its log and its index of it the mode of the database.
+#[cfg(unix)]
+fn create_private(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut file = std::fs::OpenOptions::new();
+    file.write(true).mode(0o600);
+    if path.is_symlink() && !path.exists() {
+        // SQLite would create what the link names.
+        file.create(true);
+    } else {
+        // One that exists is not even opened: closing it would let go of the locks that
+        // this process holds on it.
+        file.create_new(true);
+    }
+    match file.open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Opens the writer's connection and puts the database into WAL mode.
 pub(super) fn open_writer(path: &Path, options: &SqliteOptions) -> Result<Connection, StoreError> {
     let context = "opening the database";
+    #[cfg(unix)]
+    create_private(path).map_err(|error| StoreError::Unavailable(Box::new(error)))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -147,4 +170,59 @@ pub(super) fn open_writer(path: &Path, options: &SqliteOptions) -> Result<Connec
         ))
         .map_err(during(context))?;
     Ok(connection)
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    fn modes(database: &Path) -> Vec<u32> {
+        ["", "-wal", "-shm"]
+            .map(|end| format!("{}{end}", database.display()))
+            .into_iter()
+            .map(|path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777)
+            .collect()
+    }
+
+    /// Opens a database and writes, so that there is a log.
+    fn write(path: &Path) -> Connection {
+        let connection = open_writer(path, &SqliteOptions::file(path)).unwrap();
+        connection
+            .execute_batch("CREATE TABLE IF NOT EXISTS t (n); INSERT INTO t VALUES (1)")
+            .unwrap();
+        connection
+    }
+
+    #[test]
+    fn a_new_database_is_its_owners_alone_and_so_is_its_log() {
+        let folder = Scratch::create().unwrap();
+        let path = folder.0.join("a.db");
+        let open = write(&path);
+        assert_eq!(modes(&path), [0o600; 3]);
+        drop(open);
+        write(&path);
+    }
+
+    #[test]
+    fn a_database_that_exists_keeps_its_mode() {
+        let folder = Scratch::create().unwrap();
+        let path = folder.0.join("a.db");
+        drop(write(&path));
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
+        let _open = write(&path);
+        assert_eq!(modes(&path), [0o640; 3]);
+    }
+
+    #[test]
+    fn what_a_link_names_is_created_privately_too() {
+        let folder = Scratch::create().unwrap();
+        let (link, path) = (folder.0.join("link.db"), folder.0.join("a.db"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let _open = write(&link);
+        assert_eq!(modes(&path), [0o600; 3]);
+    }
 }
