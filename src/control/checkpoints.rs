@@ -97,6 +97,15 @@ impl From<CheckpointStatus> for CheckpointView {
     }
 }
 
+/// A checkpoint that was taken up.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct TakenUpView {
+    #[serde(flatten)]
+    checkpoint: CheckpointView,
+    /// Whether that ended a pause, which was in force in every process.
+    pause_ended: bool,
+}
+
 impl Station {
     fn backfills(&self) -> Result<&Backfills, ControlError> {
         self.parts
@@ -210,11 +219,8 @@ pub(crate) async fn declare_checkpoint(
 /// What to do with a checkpoint.
 #[derive(Debug)]
 pub(super) enum Action {
-    Start,
     Pause,
-    Resume,
     Abort,
-    ForceClaim,
     SetWorkers(u32),
     SetPace(PaceBody),
 }
@@ -234,11 +240,8 @@ impl Command for Act {
         let Self { key, action } = self;
         let backfills = station.checkpoint(&key).await?;
         let status = match action {
-            Action::Start => backfills.start_workers(key).await,
             Action::Pause => backfills.pause(key).await,
-            Action::Resume => backfills.resume(key).await,
             Action::Abort => backfills.abort(key).await,
-            Action::ForceClaim => backfills.force_claim(key).await,
             Action::SetWorkers(count) => backfills.set_workers(key, count).await,
             Action::SetPace(wanted) => {
                 let all = backfills.list(Some(key.partition.clone())).await?;
@@ -262,16 +265,64 @@ pub(super) async fn act(
     ask(operator, Act { key, action }).await
 }
 
-/// Take up a checkpoint that was paused, aborted or failed
+/// How to take a checkpoint up.
+#[derive(Debug)]
+enum TakeUp {
+    Start,
+    Resume,
+    ForceClaim,
+}
+
+#[derive(Debug)]
+struct ActToTakeUp {
+    key: CheckpointKey,
+    how: TakeUp,
+}
+
+impl Command for ActToTakeUp {
+    const NAME: &'static str = "take up a checkpoint";
+    const CHANGES: bool = true;
+    type Answer = TakenUpView;
+
+    async fn run(self, station: &Station) -> Result<TakenUpView, ControlError> {
+        let Self { key, how } = self;
+        let backfills = station.checkpoint(&key).await?;
+        let store = &station.parts.store;
+        let controls = store.list_backfill_controls(Some(&key.partition)).await?;
+        let was_paused = controls
+            .iter()
+            .any(|control| control.name == key.name && control.paused);
+        let status = match how {
+            TakeUp::Start => backfills.start_workers(key).await,
+            TakeUp::Resume => backfills.resume(key).await,
+            TakeUp::ForceClaim => backfills.force_claim(key).await,
+        };
+        Ok(TakenUpView {
+            checkpoint: status?.into(),
+            pause_ended: was_paused,
+        })
+    }
+}
+
+async fn take_up(
+    operator: &OperatorData,
+    path: Path<(String, String)>,
+    how: TakeUp,
+) -> Answer<TakenUpView> {
+    let key = key(path)?;
+    ask(operator, ActToTakeUp { key, how }).await
+}
+
+/// Take up a checkpoint that was paused, aborted or failed; a pause ends
 #[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/start",
     params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
-    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+    request_body = Nothing, responses((status = 200, body = TakenUpView)))]
 pub(crate) async fn start_checkpoint(
     operator: OperatorData,
     path: Path<(String, String)>,
     Body(Nothing {}): Body<Nothing>,
-) -> Answer<CheckpointView> {
-    act(&operator, path, Action::Start).await
+) -> Answer<TakenUpView> {
+    take_up(&operator, path, TakeUp::Start).await
 }
 
 /// Pause a checkpoint in every process, durably
@@ -289,13 +340,13 @@ pub(crate) async fn pause_checkpoint(
 /// End a pause
 #[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/resume",
     params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
-    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+    request_body = Nothing, responses((status = 200, body = TakenUpView)))]
 pub(crate) async fn resume_checkpoint(
     operator: OperatorData,
     path: Path<(String, String)>,
     Body(Nothing {}): Body<Nothing>,
-) -> Answer<CheckpointView> {
-    act(&operator, path, Action::Resume).await
+) -> Answer<TakenUpView> {
+    take_up(&operator, path, TakeUp::Resume).await
 }
 
 /// Stop the workers of this server at once; the checkpoint stays claimable
@@ -310,16 +361,16 @@ pub(crate) async fn abort_checkpoint(
     act(&operator, path, Action::Abort).await
 }
 
-/// Claim a checkpoint whoever owns it, and work on
+/// Claim a checkpoint whoever owns it, and work on; a pause ends
 #[utoipa::path(post, path = "/control/v1/partitions/{p}/checkpoints/{name}/force-claim",
     params(("p" = String, Path, description = "Partition"), ("name" = String, Path, description = "Checkpoint")),
-    request_body = Nothing, responses((status = 200, body = CheckpointView)))]
+    request_body = Nothing, responses((status = 200, body = TakenUpView)))]
 pub(crate) async fn force_claim_checkpoint(
     operator: OperatorData,
     path: Path<(String, String)>,
     Body(Nothing {}): Body<Nothing>,
-) -> Answer<CheckpointView> {
-    act(&operator, path, Action::ForceClaim).await
+) -> Answer<TakenUpView> {
+    take_up(&operator, path, TakeUp::ForceClaim).await
 }
 
 /// How an activation ended.

@@ -181,8 +181,22 @@ async fn a_backfill_is_watched_and_steered_to_its_end(on: Backend) {
     let outcome: Json = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(outcome["outcome"], "stale");
     // While the partition is held none of these can come to an end by itself.
-    panel.ctl_text(&["resume", "paused", NAME]);
-    panel.ctl_text(&["start", "paused", NAME]);
+    let said = panel.ctl_text(&["resume", "paused", NAME]);
+    assert!(said.ends_with("\nthe pause ended\n"), "{said}");
+    // Whatever takes it up ends a pause, and says so when there was one.
+    for command in ["start", "force-claim"] {
+        panel.ctl_text(&["pause", "paused", NAME]);
+        let said = panel.ctl_text(&[command, "paused", NAME]);
+        assert!(said.ends_with("\nthe pause ended\n"), "{said}");
+        let said = panel.ctl_text(&[command, "paused", NAME]);
+        assert!(!said.contains("the pause ended"), "{said}");
+        let answer = panel.ctl_text(&["--json", command, "paused", NAME]);
+        let answer: Json = serde_json::from_str(&answer).unwrap();
+        assert_eq!(answer["pause_ended"], false);
+        assert_eq!(answer["name"], NAME);
+        let help = panel.ctl_text(&[command, "--help"]);
+        assert!(help.contains("ends a pause"), "{help}");
+    }
     Panel::ok(panel.post(&format!("{path}/resume"), json!({})).await);
     eventually(&panel, &list, |answer| {
         first(answer)["state"] == "activated"

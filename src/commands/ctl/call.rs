@@ -22,6 +22,8 @@ pub struct Call {
 pub enum Show {
     /// A line per member.
     Object,
+    /// The same for a checkpoint that was taken up, and whether that ended a pause.
+    TakenUp,
     /// A table.
     List(List),
     /// The plan of a migration.
@@ -219,11 +221,11 @@ impl Call {
             C::Declare(CheckpointArgs { partition, name }) => {
                 Self::post(of(partition, "/checkpoints"), json!({"name": name}))
             }
-            C::Start(which) => Self::act(which, "POST", "start", json!({})),
+            C::Start(which) => Self::take_up(which, "start"),
             C::Pause(which) => Self::act(which, "POST", "pause", json!({})),
-            C::Resume(which) => Self::act(which, "POST", "resume", json!({})),
+            C::Resume(which) => Self::take_up(which, "resume"),
             C::Activate(which) => Self::act(which, "POST", "activate", json!({})),
-            C::ForceClaim(which) => Self::act(which, "POST", "force-claim", json!({})),
+            C::ForceClaim(which) => Self::take_up(which, "force-claim"),
             C::Abort(which) => Self::act(which, "POST", "abort", json!({})),
             C::Workers { checkpoint, count } => {
                 Self::act(checkpoint, "PUT", "workers", json!({"count": count}))
@@ -301,6 +303,13 @@ impl Call {
                 format!("/control/v1/partitions/{partition}/checkpoints/{name}/{action}"),
                 body,
             )
+        }
+    }
+
+    fn take_up(which: &CheckpointArgs, action: &str) -> Self {
+        Self {
+            show: Show::TakenUp,
+            ..Self::act(which, "POST", action, json!({}))
         }
     }
 

@@ -132,7 +132,8 @@ pub enum CtlCommand {
     },
     /// Declare a checkpoint of a loaded backfill and raise the writer fence
     Declare(CheckpointArgs),
-    /// Take up a checkpoint that was paused, aborted or failed
+    /// Take up a checkpoint that was paused, aborted or failed; this ends a pause, in every
+    /// process
     Start(CheckpointArgs),
     /// Pause a checkpoint in every process, durably
     Pause(CheckpointArgs),
@@ -140,7 +141,7 @@ pub enum CtlCommand {
     Resume(CheckpointArgs),
     /// Activate a checkpoint, if it is complete; exits 1 if it is not
     Activate(CheckpointArgs),
-    /// Claim a checkpoint whoever owns it, and work on
+    /// Claim a checkpoint whoever owns it, and work on; this ends a pause, in every process
     ForceClaim(CheckpointArgs),
     /// Stop the workers of this server at once; the checkpoint stays claimable
     Abort(CheckpointArgs),
@@ -261,6 +262,7 @@ pub fn run(arguments: &CtlArgs) -> Exit {
                 _ if arguments.json => format!("{answer:#}\n"),
                 Show::Json => format!("{answer:#}\n"),
                 Show::Object => table::object(&answer),
+                Show::TakenUp => table::taken_up(&answer),
                 Show::List(list) => table::list(&answer, list),
                 Show::Plan => table::plan(&answer),
             };

@@ -17,6 +17,19 @@ pub fn object(answer: &Json) -> String {
     members.iter().map(line).collect()
 }
 
+/// A checkpoint that was taken up, and that a pause ended where one did.
+pub fn taken_up(answer: &Json) -> String {
+    let mut checkpoint = answer.clone();
+    let ended = checkpoint
+        .as_object_mut()
+        .and_then(|members| members.remove("pause_ended"));
+    let mut text = object(&checkpoint);
+    if ended == Some(Json::Bool(true)) {
+        text.push_str("the pause ended\n");
+    }
+    text
+}
+
 /// A table of a list, and where the next page begins.
 pub fn list(answer: &Json, list: List) -> String {
     let empty = Vec::new();
