@@ -94,21 +94,19 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
         service.counters.commits.add(commits);
     }
     let (delay, many) = (service.settings.flush_delay, service.settings.flush_clients);
-    // One write of the records at a time.
-    let takes_records =
-        lead.is_none() && (requests.is_empty() || partition.ledger.is_due(delay, many));
-    let records = if takes_records {
-        partition.ledger.begin_write(many)
-    } else {
-        Vec::new()
+    let takes_records = requests.is_empty() || partition.ledger.is_due(delay, many);
+    let records = match takes_records {
+        true => partition.ledger.begin_write(many),
+        false => None,
     };
+    let writes_records = records.is_some();
 
     let abandoned = Abandoned::new();
     let work = GroupCommit::new(
         Arc::clone(&partition),
         Arc::clone(&requests),
         ahead,
-        records,
+        records.unwrap_or_default(),
         Turn { ticket, lead },
         abandoned.clone(),
     );
@@ -131,7 +129,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
     if requests.is_empty() && !outcome.records_durable {
         service.counters.failed_flushes.add(1);
     }
-    if takes_records {
+    if writes_records {
         partition.ledger.end_write(outcome.records_durable);
     }
     service.relieve();

@@ -33,6 +33,8 @@ struct Records {
     /// Since when a record waits.
     waiting_since: Option<Instant>,
     writing: HashMap<ClientId, ClientRecord>,
+    /// Whether a batch has what is in `writing`.
+    is_writing: bool,
     share: Share,
 }
 
@@ -44,6 +46,7 @@ impl Ledger {
                 pending: HashMap::new(),
                 waiting_since: None,
                 writing: HashMap::new(),
+                is_writing: false,
                 share,
             }),
         }
@@ -79,9 +82,13 @@ impl Ledger {
         !records.pending.is_empty() && (waited || records.pending.len() >= many)
     }
 
-    /// Moves up to `max` records into writing.
-    pub fn begin_write(&self, max: usize) -> Vec<ClientRecord> {
+    /// Moves up to `max` records into writing; `None` while others are being written. The
+    /// caller owes an [`Self::end_write`] for what it got.
+    pub fn begin_write(&self, max: usize) -> Option<Vec<ClientRecord>> {
         let mut records = self.records.lock();
+        if std::mem::replace(&mut records.is_writing, true) {
+            return None;
+        }
         let taken: Vec<ClientRecord> = if records.pending.len() <= max {
             std::mem::take(&mut records.pending).into_values().collect()
         } else {
@@ -98,12 +105,13 @@ impl Ledger {
                 .writing
                 .insert(record.client_id.clone(), record.clone());
         }
-        taken
+        Some(taken)
     }
 
     /// Ends a write; records that did not become durable wait again unless a newer one does.
     pub fn end_write(&self, durable: bool) {
         let mut records = self.records.lock();
+        records.is_writing = false;
         let written = std::mem::take(&mut records.writing);
         let mut gone = 0;
         for (id, record) in written {
@@ -228,6 +236,19 @@ mod tests {
         other.clear();
         drop(one);
         assert_eq!(memory.held(), 0);
+    }
+
+    #[test]
+    fn one_batch_at_a_time_writes_records() {
+        let ledger = Ledger::new(10, Memory::new(1 << 20).share());
+        ledger.note(record("a"));
+        assert_eq!(ledger.begin_write(10).map(|taken| taken.len()), Some(1));
+        ledger.note(record("b"));
+        assert!(ledger.begin_write(10).is_none());
+        ledger.end_write(false);
+        assert_eq!(ledger.begin_write(10).map(|taken| taken.len()), Some(2));
+        ledger.end_write(true);
+        assert!(ledger.is_empty());
     }
 
     #[test]

@@ -17,7 +17,14 @@ async fn held(
     then: OnCommit,
     push: impl FnOnce(&World) -> PushRequest,
 ) -> (World, Arc<Gate>, Answer) {
-    let world = world();
+    held_in(world(), then, push).await
+}
+
+async fn held_in(
+    world: World,
+    then: OnCommit,
+    push: impl FnOnce(&World) -> PushRequest,
+) -> (World, Arc<Gate>, Answer) {
     let warm = commit("warm", vec![world.upsert("w", "t", None)]);
     world.push(vec![warm]).await.unwrap();
     let gate = Gate::new();
@@ -212,6 +219,30 @@ async fn a_violation_in_the_next_batch_rejects_its_own_commit_alone() {
         [Applied(3), Rejected, Applied(4)]
     );
     assert_eq!(world.log(), ["warm", "k1", "k2", "k4"]);
+}
+
+/// Where batches never rest there is no other time to write them.
+#[actix::test]
+async fn a_batch_beside_another_one_takes_client_records_along() {
+    let settings = Settings {
+        flush_delay: std::time::Duration::ZERO,
+        ..patient()
+    };
+    let (world, gate, first) = held_in(
+        world_with(settings, PushHooks::default()),
+        OnCommit::Pass,
+        |world| put(world, "k1", "r", None),
+    )
+    .await;
+    world.handle().record_client(record("c9", "alice", 4));
+    let second = beside(&world, put(&world, "k2", "r", Some(1))).await;
+    gate.open();
+    first.await.unwrap().unwrap();
+    second.await.unwrap().unwrap();
+    world.store.with(&world.partition, |log| {
+        assert_eq!(log.clients["c9"].cursor, 4);
+    });
+    assert_eq!(world.directory.statistics().batches, 3);
 }
 
 #[actix::test]
