@@ -96,13 +96,13 @@ impl Tail {
     }
 }
 
+/// Bytes that a commit takes, about: measured, the allocations around its own bytes take
+/// more than those.
 fn weight(commit: &LoggedCommit) -> usize {
-    const OVERHEAD: usize = 128;
-    let changes = commit
-        .changes
-        .iter()
-        .map(|change| change.bytes() + OVERHEAD);
-    changes.sum::<usize>() + commit.client_commit_id.len() + OVERHEAD
+    const COMMIT: usize = 384;
+    const CHANGE: usize = 384;
+    let changes = commit.changes.iter().map(|change| change.bytes() + CHANGE);
+    changes.sum::<usize>() + commit.client_commit_id.len() + COMMIT
 }
 
 #[cfg(test)]

@@ -380,9 +380,9 @@ impl Default for Config {
                 queue_operations: 20_000,
                 queue_bytes: 64 * MIB,
                 idle_stop_ms: 60_000,
-                cache_bytes: 8 * MIB,
+                cache_bytes: 2 * MIB,
                 tail_bytes: 4 * MIB,
-                process_memory_bytes: 256 * MIB,
+                process_memory_bytes: 32 * MIB,
                 quiet_batches: 16,
             },
             segments: Segments {

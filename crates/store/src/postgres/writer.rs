@@ -272,10 +272,13 @@ impl Work {
         };
         match outcome {
             Ok(passed) => {
-                let mut passed = passed.into_iter().flatten();
-                for (_, caller) in rest {
-                    caller.conclude(Ok(passed.next()));
-                }
+                // They are told while the next transaction is on its way.
+                self.driver.spawn(async move {
+                    let mut passed = passed.into_iter().flatten();
+                    for (_, caller) in rest {
+                        caller.conclude(Ok(passed.next()));
+                    }
+                });
             }
             // Whether they stand, the stored results of each partition say.
             Err(CommitError::OutcomeUnknown(cause)) => {
