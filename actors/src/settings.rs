@@ -84,7 +84,7 @@ impl Default for Settings {
             row_cache_bytes: 2 * MIB,
             tail_commits: 1_024,
             tail_bytes: 4 * MIB,
-            memory_bytes: 32 * MIB,
+            memory_bytes: 24 * MIB,
             commit_attempts: 8,
             quiet_batches: 16,
             batch_deadline: Duration::from_secs(20),

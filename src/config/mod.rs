@@ -382,7 +382,7 @@ impl Default for Config {
                 idle_stop_ms: 60_000,
                 cache_bytes: 2 * MIB,
                 tail_bytes: 4 * MIB,
-                process_memory_bytes: 32 * MIB,
+                process_memory_bytes: 24 * MIB,
                 quiet_batches: 16,
             },
             segments: Segments {
