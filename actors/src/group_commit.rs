@@ -18,7 +18,7 @@ use crate::batch::{Abandoned, Outcome};
 use crate::contention::Sight;
 use crate::deciding::{self, Deciding, Place, Progress, Violation};
 use crate::error::PushError;
-use crate::handover::{Ended, Given, Lead, Ticket};
+use crate::handover::{Ended, Lead, Ticket};
 use crate::partition::Partition;
 use crate::request::PushRequest;
 use crate::resolve::{self, Fate};
@@ -108,29 +108,7 @@ impl GroupCommit {
         turn: Turn,
         abandoned: Abandoned,
     ) -> Self {
-        let (known, generation, before) = match turn.lead {
-            None => {
-                let (known, generation) = partition.take_known();
-                (known, generation, None)
-            }
-            Some(Lead { given, before }) => {
-                let ended = before;
-                match given {
-                    Some(Given {
-                        known,
-                        generation,
-                        link,
-                    }) => {
-                        let link = Some(link);
-                        (known, generation, Some(Before { ended, link }))
-                    }
-                    None => {
-                        let before = Before { ended, link: None };
-                        (partition.nothing_known(), 0, Some(before))
-                    }
-                }
-            }
-        };
+        let (known, generation, before) = succession::begin(&partition, turn.lead);
         let entries = requests
             .iter()
             .enumerate()
@@ -190,10 +168,7 @@ impl GroupCommit {
             let known = if self.handed_over {
                 self.take_back().map(|given| given.known)
             } else {
-                Some(
-                    std::mem::replace(&mut self.view, View::new(self.partition.nothing_known()))
-                        .into_known(),
-                )
+                Some(self.view.into_known())
             };
             if let Some(known) = known {
                 self.partition.keep_known(known, self.generation);
@@ -385,11 +360,13 @@ impl GroupCommit {
         let service = &partition.service;
         let places: Vec<Place> = undecided.iter().map(|at| self.entries[*at].place).collect();
         let needs = deciding::needs_of(service, &self.requests, &places);
-        if self.partition.contention.lock().is_pessimistic() {
+        let pessimistic = self.partition.contention.lock().is_pessimistic();
+        if pessimistic {
+            // The batch before must not wait for a lock that this one holds.
             self.follow().await;
         }
         let expected = self.view.position();
-        let mut access = self.begin(store).await?;
+        let mut access = self.begin(store, pessimistic).await?;
         // Of use once: by then it is in the view, or too old for it.
         let ahead = std::mem::take(&mut self.ahead);
         if !access.is_locked() && self.view.adopt(ahead) == Adopted::Moved {
@@ -451,8 +428,12 @@ impl GroupCommit {
     }
 
     /// Opens the way to the database; holding the partition, everything is read afresh.
-    async fn begin<'s>(&mut self, store: &'s dyn Store) -> Result<Access<'s>, PushError> {
-        if !self.partition.contention.lock().is_pessimistic() {
+    async fn begin<'s>(
+        &mut self,
+        store: &'s dyn Store,
+        pessimistic: bool,
+    ) -> Result<Access<'s>, PushError> {
+        if !pessimistic {
             return Ok(Access::Free(store));
         }
         if !std::mem::replace(&mut self.locked, true) {

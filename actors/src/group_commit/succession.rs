@@ -6,9 +6,29 @@ use std::sync::Arc;
 use tidegate_engine::model::CommitBatch;
 use tidegate_store::Link;
 
-use super::GroupCommit;
-use crate::handover::Given;
-use crate::view::View;
+use super::{Before, GroupCommit};
+use crate::handover::{Given, Lead};
+use crate::partition::Partition;
+use crate::view::{Known, View};
+
+/// What a batch begins with, the reasons to distrust it that were counted before, and
+/// the batch that it begins beside.
+pub(super) fn begin(partition: &Partition, lead: Option<Lead>) -> (Known, u64, Option<Before>) {
+    let Some(Lead {
+        given,
+        before: ended,
+    }) = lead
+    else {
+        let (known, generation) = partition.take_known();
+        return (known, generation, None);
+    };
+    let (known, generation, link) = match given {
+        Some(given) => (given.known, given.generation, Some(given.link)),
+        // It takes what is known when the one before has ended.
+        None => (partition.nothing_known(), 0, None),
+    };
+    (known, generation, Some(Before { ended, link }))
+}
 
 impl GroupCommit {
     /// Waits until the batch before has ended, its answers and observations included;
