@@ -51,7 +51,7 @@ pub(super) async fn write(
 }
 
 /// Writes batches of different partitions, sorted by partition, as one transaction:
-/// all of them or none. As [`write`] otherwise.
+/// all of them or none. As [`write()`] otherwise.
 pub(super) async fn write_together(
     session: &mut Session,
     plan: &Plan,
