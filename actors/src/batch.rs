@@ -6,10 +6,14 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use tidegate_engine::model::{LoggedCommit, ResultKey, ResultLookup};
 use tidegate_store::Passed;
 use tokio::sync::watch;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 
 use crate::error::PushError;
 use crate::group_commit::GroupCommit;
@@ -102,6 +106,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
     let writes_records = records.is_some();
 
     let abandoned = Abandoned::new();
+    let before = lead.as_ref().map(|lead| lead.before.clone());
     let work = GroupCommit::new(
         Arc::clone(&partition),
         Arc::clone(&requests),
@@ -111,7 +116,7 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
         abandoned.clone(),
     );
     let task = tokio::spawn(work.run());
-    let outcome = match tokio::time::timeout(service.settings.batch_deadline, task).await {
+    let outcome = match in_time(task, before, service.settings.batch_deadline).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(failure)) => {
             tracing::error!(partition = %partition.id, %failure, "a batch failed; the partition restarts");
@@ -140,6 +145,22 @@ pub(crate) async fn run(partition: Arc<Partition>, pushes: Vec<QueuedPush>, lead
         let _ = reply.send(answer.map(|decisions| Pushed { decisions, passed }));
     }
     tell(&partition, &outcome.commits, outcome.moved_elsewhere);
+}
+
+/// A task's end, unless it takes longer than `deadline`. The time that the batch before
+/// takes is not its own.
+async fn in_time<T>(
+    mut task: JoinHandle<T>,
+    before: Option<Ended>,
+    deadline: Duration,
+) -> Result<Result<T, JoinError>, Elapsed> {
+    if let Some(before) = before {
+        tokio::select! {
+            done = &mut task => return Ok(done),
+            () = before.wait() => {}
+        }
+    }
+    timeout(deadline, task).await
 }
 
 /// Tells the observer what became durable; it may panic without taking the batch along.
@@ -197,4 +218,32 @@ fn result_keys(request: &PushRequest) -> impl Iterator<Item = ResultKey> + '_ {
         client_id: request.client_id.clone(),
         client_commit_id: commit.client_commit_id.as_str().into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_time_of_the_batch_before_is_not_the_next_ones() {
+        let (running, before) = Ended::new();
+        let task = tokio::spawn(pending::<()>());
+        let waiting = tokio::spawn(in_time(task, Some(before), Duration::ZERO));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!waiting.is_finished(), "its time has not begun");
+        drop(running);
+        assert!(waiting.await.is_ok_and(|timed| timed.is_err()));
+    }
+
+    #[tokio::test]
+    async fn a_batch_that_ends_before_the_one_before_it_is_done() {
+        let (_running, before) = Ended::new();
+        let task = tokio::spawn(async { 7 });
+        let done = in_time(task, Some(before), Duration::ZERO).await;
+        assert!(matches!(done, Ok(Ok(7))));
+    }
 }

@@ -43,7 +43,8 @@ pub struct Settings {
     /// After a lost CAS a partition's batches lock it before they read, until this many in
     /// a row saw no commit of another writer.
     pub quiet_batches: u32,
-    /// A batch that takes longer counts as hung.
+    /// A batch that takes longer, not counting what the one before took, counts as hung.
+    /// Longer than the database lets it wait for a lock.
     pub batch_deadline: Duration,
     /// How long an unknown outcome is looked up before its callers get `sync.internal_error`.
     pub resolve_deadline: Duration,

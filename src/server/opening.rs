@@ -125,6 +125,7 @@ pub(super) fn settings(config: &Config) -> Settings {
         0 => usize::MAX,
         limit => limit,
     };
+    let lock_wait = Duration::from_millis(config.postgres.lock_timeout_ms);
     Settings {
         batch: QueueLimit {
             operations: wanted.max_batch_operations.min(commits),
@@ -139,6 +140,9 @@ pub(super) fn settings(config: &Config) -> Settings {
         tail_bytes: wanted.tail_bytes,
         memory_bytes: wanted.process_memory_bytes,
         quiet_batches: wanted.quiet_batches,
+        batch_deadline: defaults
+            .batch_deadline
+            .max(lock_wait + Duration::from_secs(5)),
         idle_after: Duration::from_millis(wanted.idle_stop_ms),
         ..defaults
     }

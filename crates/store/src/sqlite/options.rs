@@ -166,7 +166,7 @@ pub(super) fn open_writer(path: &Path, options: &SqliteOptions) -> Result<Connec
     connection
         .execute_batch(&format!(
             "PRAGMA synchronous={synchronous}; PRAGMA temp_store=MEMORY; PRAGMA cache_size=-65536;
-             PRAGMA wal_autocheckpoint=32000; PRAGMA journal_size_limit=268435456;"
+             PRAGMA wal_autocheckpoint=8000; PRAGMA journal_size_limit=67108864;"
         ))
         .map_err(during(context))?;
     Ok(connection)
