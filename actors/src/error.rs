@@ -94,12 +94,14 @@ impl PushError {
             }
             CommitError::FenceRejected => Self::fenced(),
             CommitError::Store(StoreError::Unavailable(source)) => {
-                tracing::warn!(%partition, %source, "the database is unavailable");
+                let error = &*source as &(dyn std::error::Error + 'static);
+                tracing::warn!(%partition, error, "the database is unavailable");
                 Self::unavailable()
             }
             CommitError::Store(StoreError::Closed) => Self::unavailable(),
             other => {
-                tracing::error!(%partition, error = ?other, "a batch failed");
+                let error = &other as &(dyn std::error::Error + 'static);
+                tracing::error!(%partition, error, "a batch failed");
                 Self::internal()
             }
         }
