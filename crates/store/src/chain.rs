@@ -2,6 +2,8 @@
 
 use tokio::sync::watch;
 
+use crate::error::CommitError;
+
 /// Makes the two ends of a batch's outcome: who writes it settles the one, who was
 /// decided on top of it watches the other.
 pub fn chain() -> (Settle, Link) {
@@ -47,6 +49,17 @@ impl Link {
     pub async fn settled(mut self) -> bool {
         let settled = self.0.wait_for(Option::is_some).await;
         settled.is_ok_and(|settled| *settled == Some(true))
+    }
+
+    /// Waits likewise, for a batch that was decided on top of it.
+    ///
+    /// # Errors
+    /// [`CommitError::Unfounded`] when the batch is not durable.
+    pub async fn founded(self) -> Result<(), CommitError> {
+        match self.settled().await {
+            true => Ok(()),
+            false => Err(CommitError::Unfounded),
+        }
     }
 }
 

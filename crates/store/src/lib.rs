@@ -332,10 +332,8 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         after: Option<Link>,
         settle: Settle,
     ) -> Result<Option<Passed>, CommitError> {
-        if let Some(after) = after
-            && !after.settled().await
-        {
-            return Err(CommitError::Unfounded);
+        if let Some(after) = after {
+            after.founded().await?;
         }
         let written = self.commit_batch(batch).await;
         settle.settle(written.is_ok());

@@ -93,10 +93,9 @@ impl Writer {
             Some(after) => {
                 let writer = self.clone();
                 driver.spawn(async move {
-                    if after.settled().await {
-                        writer.queue(work, waiting);
-                    } else {
-                        waiting.conclude(Err(CommitError::Unfounded));
+                    match after.founded().await {
+                        Ok(()) => writer.queue(work, waiting),
+                        Err(unfounded) => waiting.conclude(Err(unfounded)),
                     }
                 });
             }

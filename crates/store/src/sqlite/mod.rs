@@ -308,10 +308,8 @@ impl Store for SqliteStore {
         after: Option<Link>,
         settle: Settle,
     ) -> Result<Option<Passed>, CommitError> {
-        if let Some(after) = after
-            && !after.settled().await
-        {
-            return Err(CommitError::Unfounded);
+        if let Some(after) = after {
+            after.founded().await?;
         }
         let plan = self.plan()?;
         let weight = batch.commits.len().max(1);
