@@ -205,3 +205,24 @@ async fn a_dry_run_leaves_the_file_as_it_is_and_no_writer_waits_for_it() {
         .unwrap();
     writer.execute_batch("ROLLBACK").unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closing_folds_the_log_into_the_file_whatever_the_threads_do() {
+    use tidegate_store::contract::fixture::*;
+    let file = File::new();
+    let log = file.0.join("data.sqlite-wal");
+    let schema = compile(&document());
+    ready(&file).await.close().await;
+    // Connections that close at once leave the log to each other; now and then is enough.
+    for n in 0..300 {
+        let store = ready(&file).await;
+        let rank = put(NOTES, note(&format!("n{n}"), "l1", "o1", Some(n)));
+        commit(&*store, &schema, "p", n, &[vec![rank]]).await;
+        assert!(
+            std::fs::metadata(&log).unwrap().len() > 0,
+            "nothing to fold"
+        );
+        store.close().await;
+        assert!(!log.exists(), "round {n}");
+    }
+}

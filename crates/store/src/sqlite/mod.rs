@@ -427,8 +427,9 @@ impl Store for SqliteStore {
         self.readers.stop();
         let (writer, readers) = (Arc::clone(&self.writer), Arc::clone(&self.readers));
         let joined = tokio::task::spawn_blocking(move || {
-            writer.join();
+            let last = writer.join();
             readers.join();
+            drop(last);
         });
         let _ = joined.await;
     }

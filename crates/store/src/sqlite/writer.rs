@@ -97,7 +97,8 @@ where
 #[derive(Debug)]
 pub(super) struct Writer {
     queue: mpsc::Sender<Message>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Gives the connection back at its end, see [`Self::join`].
+    thread: Mutex<Option<JoinHandle<Connection>>>,
 }
 
 impl Writer {
@@ -183,15 +184,19 @@ impl Writer {
         self.queue.closed().await;
     }
 
-    /// Whether the thread has ended (after [`Self::stop`]); joins it without blocking long.
-    pub(super) fn join(&self) {
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
+    /// Waits for the thread (call off the reactor, after [`Self::stop`]) and gives its
+    /// connection to whom closes the database: the log is folded into the file by the
+    /// last connection that closes, and by none of two that close at once.
+    pub(super) fn join(&self) -> Option<Connection> {
+        self.thread.lock().take()?.join().ok()
     }
 }
 
-fn serve(mut connection: Connection, mut inbox: mpsc::Receiver<Message>, limit: usize) {
+fn serve(
+    mut connection: Connection,
+    mut inbox: mpsc::Receiver<Message>,
+    limit: usize,
+) -> Connection {
     let mut carried = None;
     while let Some(first) = carried.take().or_else(|| inbox.blocking_recv()) {
         let first = match first {
@@ -227,6 +232,7 @@ fn serve(mut connection: Connection, mut inbox: mpsc::Receiver<Message>, limit: 
         }
         run_transaction(&connection, jobs);
     }
+    connection
 }
 
 /// Rolls back whatever a failed piece of work left open.
