@@ -18,8 +18,12 @@ mod outage;
 mod panel;
 mod process;
 mod processes;
+mod reference;
 mod refusal;
 mod replay;
 mod scenario;
+#[path = "../migrations/sql.rs"]
+#[allow(dead_code)]
+mod sql;
 mod starting;
 mod unique;
