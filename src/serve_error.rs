@@ -145,6 +145,7 @@ impl ServeError {
                 | StoreError::RefusedMigration { .. }
                 | StoreError::CheckpointIncomplete(_)
                 | StoreError::CheckpointVersionTaken { .. } => Exit::StorageMismatch,
+                StoreError::NotPermitted(_) => Exit::DatabasePermission,
                 _ => Exit::Database,
             },
             Self::Postgres(error) => match error {

@@ -229,7 +229,9 @@ impl From<StoreError> for ControlError {
             StoreError::Unavailable(_) | StoreError::Closed => {
                 Self::internal(&error).with_status(503)
             }
-            StoreError::Failed { .. } | StoreError::Corrupt { .. } => Self::internal(&error),
+            StoreError::Failed { .. }
+            | StoreError::Corrupt { .. }
+            | StoreError::NotPermitted(_) => Self::internal(&error),
         }
     }
 }

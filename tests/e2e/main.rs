@@ -21,6 +21,7 @@ mod processes;
 mod reference;
 mod refusal;
 mod replay;
+mod roles;
 mod scenario;
 #[path = "../migrations/sql.rs"]
 #[allow(dead_code)]

@@ -19,6 +19,7 @@ on_each_database!(
     a_dry_run_of_a_reference_database_tells_what_it_lacks_and_changes_nothing,
     a_reference_database_is_served_as_it_stands_and_continued,
     what_tidegate_adds_is_in_the_reference_servers_encoding,
+    a_log_that_may_hold_an_older_layout_is_not_read_below_it,
     a_reference_server_takes_over_and_hands_back,
 );
 
@@ -107,13 +108,14 @@ fn newcomer(url: &str, id: &str) -> SyncClient<HttpTransport> {
 /// Sends one wire-3 message of a client that the database knows.
 async fn ask(
     server: &Server,
+    version: i32,
     id: &str,
     actor: &str,
     frames: Vec<RequestFrame>,
 ) -> Vec<ResponseFrame> {
     let mut all = vec![RequestFrame::Header(RequestHeader {
         client_id: id.to_owned(),
-        schema_version: 1,
+        schema_version: version,
         log_epoch: Some(EPOCH.to_owned()),
     })];
     all.extend(frames);
@@ -147,7 +149,7 @@ async fn replay(server: &Server, id: &str, actor: &str, commit: &str) -> PushRes
             kind: OperationKind::Delete,
         }],
     });
-    let frames = ask(server, id, actor, vec![push]).await;
+    let frames = ask(server, 1, id, actor, vec![push]).await;
     let result = frames.into_iter().find_map(|frame| match frame {
         ResponseFrame::PushResult(result) => Some(result),
         _ => None,
@@ -156,7 +158,13 @@ async fn replay(server: &Server, id: &str, actor: &str, commit: &str) -> PushRes
 }
 
 /// What the todos' subscription is answered at a cursor.
-async fn pull(server: &Server, id: &str, actor: &str, cursor: i64) -> (Vec<Commit>, i64) {
+async fn pulled(
+    server: &Server,
+    version: i32,
+    id: &str,
+    actor: &str,
+    cursor: i64,
+) -> Vec<ResponseFrame> {
     let frames = vec![
         RequestFrame::PullHeader(PullHeader {
             limit_commits: 0,
@@ -173,9 +181,14 @@ async fn pull(server: &Server, id: &str, actor: &str, cursor: i64) -> (Vec<Commi
             bootstrap_state: None,
         }),
     ];
+    ask(server, version, id, actor, frames).await
+}
+
+/// The commits that it gets, and its next cursor.
+async fn pull(server: &Server, id: &str, actor: &str, cursor: i64) -> (Vec<Commit>, i64) {
     let mut commits = Vec::new();
     let mut next = None;
-    for frame in ask(server, id, actor, frames).await {
+    for frame in pulled(server, 1, id, actor, cursor).await {
         match frame {
             ResponseFrame::SubStart(start) => {
                 assert_eq!((start.status, start.bootstrap), (SubStatus::Active, false));
@@ -294,6 +307,10 @@ async fn a_reference_database_is_served_as_it_stands_and_continued(on: Backend) 
     assert_eq!((*row_version, hex(row).as_str()), (3, T1_AT_3));
     let (commits, next) = pull(&server, "ada-phone", "ada", 5).await;
     assert_eq!((commits, next), (vec![], 5));
+    // Commits from before they had a writer's version are served as well: a first version
+    // has one layout.
+    let (commits, _) = pull(&server, "ada-phone", "ada", 0).await;
+    assert_eq!(commits.len(), 5);
 
     // The sequence goes on, and conflicts are judged by the stored column versions: what
     // ada renamed at version 2 conflicts with a base of 1, a column she never wrote does not.
@@ -579,5 +596,31 @@ async fn a_reference_server_takes_over_and_hands_back(on: Backend) {
         fresh.replica().versioned_dump(),
         carol.replica().versioned_dump()
     );
+    stop(&site, server);
+}
+
+async fn a_log_that_may_hold_an_older_layout_is_not_read_below_it(on: Backend) {
+    let (site, sql) = reference_database(on).await;
+    // The reference server went to version 2 between the third commit and the fourth.
+    sql.run(
+        "UPDATE sync_schema_meta SET schema_version = 2;
+         UPDATE sync_commits SET writer_version = 2 WHERE commit_seq > 3",
+    )
+    .await
+    .unwrap();
+    let text = std::fs::read_to_string(repository("config/schemas/demo.json")).unwrap();
+    let mut document: Json = serde_json::from_str(&text).unwrap();
+    document["version"] = 2.into();
+    let path = site.path("second.json");
+    std::fs::write(&path, document.to_string()).unwrap();
+    let server = site.start(&["--schema", path.to_str().unwrap()]);
+    for (cursor, expected) in [(2, SubStatus::Reset), (3, SubStatus::Active)] {
+        let frames = pulled(&server, 2, "bob-laptop", "bob", cursor).await;
+        let status = frames.iter().find_map(|frame| match frame {
+            ResponseFrame::SubStart(start) => Some(start.status),
+            _ => None,
+        });
+        assert_eq!(status, Some(expected), "at {cursor}");
+    }
     stop(&site, server);
 }

@@ -68,6 +68,11 @@ pub enum StoreError {
         /// Why, for the operator; names the table.
         reason: String,
     },
+    /// The database lacks something that this role may not add, or hides it from the role.
+    #[error(
+        "preparing the database takes rights that this role lacks; run `tidegate migrate` as the role that owns the tables"
+    )]
+    NotPermitted(#[source] Source),
     /// `sync.storage.checkpoint_incomplete`
     #[error("checkpoint {} of partition {} is not activated and not declared here", .0.name, .0.partition)]
     CheckpointIncomplete(PendingCheckpoint),

@@ -200,7 +200,7 @@ async fn an_older_core_schema_is_brought_up_to_date_at_an_equal_version() {
     database.prepared().await;
     database.sql(
         "DROP TRIGGER sync_commits_writer_fence; ALTER TABLE sync_commits DROP COLUMN writer_version;
-         DROP TABLE sync_backfill_checkpoints; DROP TABLE sync_writer_fence; DROP TABLE tidegate_layouts;
+         ALTER TABLE sync_clients DROP COLUMN wire_version; DROP TABLE sync_backfill_checkpoints; DROP TABLE sync_writer_fence; DROP TABLE tidegate_layouts;
          DROP TABLE sync_tombstones;",
     );
     let store = database.open();
@@ -224,6 +224,8 @@ async fn an_older_core_schema_is_brought_up_to_date_at_an_equal_version() {
         ),
         ["none", "1"]
     );
+    let added = "SELECT name || ' ' || dflt_value FROM pragma_table_info('sync_clients') WHERE name='wire_version'";
+    assert_eq!(database.column(added), ["wire_version 1"]);
 }
 
 #[tokio::test]

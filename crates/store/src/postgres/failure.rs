@@ -54,6 +54,22 @@ pub(super) fn during(context: &'static str) -> impl Fn(Error) -> StoreError {
     move |error| store_error(context, error)
 }
 
+/// The error of a preparation, told apart where the role is what fails it.
+pub(super) fn while_preparing(error: StoreError) -> StoreError {
+    match error {
+        StoreError::Failed { source, .. } if lacks_privilege(&*source) => {
+            StoreError::NotPermitted(source)
+        }
+        other => other,
+    }
+}
+
+fn lacks_privilege(source: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    source
+        .downcast_ref::<Error>()
+        .is_some_and(|error| error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE))
+}
+
 /// Whether the session ended with this error.
 pub(super) fn ended_session(error: &DbError) -> bool {
     matches!(

@@ -417,7 +417,8 @@ impl Store for PostgresStore {
         });
         let outcome = task
             .await
-            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))?;
+            .unwrap_or_else(|error| Err(StoreError::failed("a storage task", error)))
+            .map_err(failure::while_preparing)?;
         *self.plan.write() = Some(plan);
         *ensured = Some(wanted);
         Ok(outcome)

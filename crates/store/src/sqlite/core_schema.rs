@@ -111,6 +111,12 @@ CREATE TABLE IF NOT EXISTS tidegate_grants(
 );
 ";
 
+/// Columns that databases of older programs lack.
+const LATER_COLUMNS: [(&str, &str, &str); 2] = [
+    ("sync_commits", "writer_version", "INTEGER"),
+    ("sync_clients", "wire_version", "INTEGER NOT NULL DEFAULT 1"),
+];
+
 const FENCE: &str = "sync_commits_writer_fence";
 
 /// Refuses a commit row of a writer older than the partition's fence
@@ -155,14 +161,16 @@ pub(super) fn missing(connection: &Connection) -> Result<Vec<String>, StoreError
             statements.push(statement.to_owned());
         }
     }
-    if exists(connection, "sync_commits")? {
-        let has_writer_version = connection
-            .prepare("SELECT 1 FROM pragma_table_info('sync_commits') WHERE name='writer_version'")
-            .and_then(|mut statement| statement.exists([]))
-            .map_err(during(CONTEXT))?;
-        if !has_writer_version {
-            statements
-                .push("ALTER TABLE sync_commits ADD COLUMN writer_version INTEGER".to_owned());
+    for (table, column, definition) in LATER_COLUMNS {
+        let lacks = exists(connection, table)?
+            && !connection
+                .prepare("SELECT 1 FROM pragma_table_info(?1) WHERE name=?2")
+                .and_then(|mut statement| statement.exists([table, column]))
+                .map_err(during(CONTEXT))?;
+        if lacks {
+            statements.push(format!(
+                "ALTER TABLE {table} ADD COLUMN {column} {definition}"
+            ));
         }
     }
     let fence: Option<String> = connection
