@@ -10,6 +10,7 @@ use ssp2::{Action, Category, ErrorCode, SyncError};
 use tidegate_store::StoreError;
 
 use crate::serve_error::chain;
+use crate::sync::out_of_reach;
 
 macro_rules! codes {
     ($( $variant:ident = $code:literal, $category:ident, $retryable:literal, $action:ident, $status:literal, $message:literal; )*) => {
@@ -139,11 +140,7 @@ impl ControlError {
 
     /// The database is away, which the log knows already.
     pub(crate) fn unavailable() -> Self {
-        Self::from(SyncError::new(
-            ErrorCode::InternalError,
-            "the server could not complete the request",
-        ))
-        .with_status(503)
+        Self::from(out_of_reach()).with_status(503)
     }
 
     /// A failure of ours; `cause` is for the log.
@@ -227,7 +224,9 @@ impl From<StoreError> for ControlError {
             }
             StoreError::NotPrepared => ControlCode::NotReady.into(),
             StoreError::Unavailable(_) | StoreError::Closed => {
-                Self::internal(&error).with_status(503)
+                let mut away = Self::unavailable();
+                away.0.cause = Some(chain(&error));
+                away
             }
             StoreError::Failed { .. }
             | StoreError::Corrupt { .. }

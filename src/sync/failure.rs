@@ -7,6 +7,14 @@ use tidegate_store::StoreError;
 
 use super::segments::Collision;
 
+/// What everybody is told, with 503, while the database or the service is away.
+pub(crate) fn out_of_reach() -> SyncError {
+    SyncError::new(
+        ErrorCode::InternalError,
+        "the service is temporarily unavailable; try again",
+    )
+}
+
 /// A failed request: the public error, and its cause for the log.
 #[derive(Debug)]
 pub struct Failure {
@@ -31,8 +39,9 @@ impl Failure {
     /// Something the request needs is out of reach for now: 503.
     pub fn unavailable(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self {
+            error: Box::new(out_of_reach()),
             unavailable: true,
-            ..Self::internal(cause)
+            cause: Some(cause.into()),
         }
     }
 
@@ -105,8 +114,13 @@ impl From<StoreError> for Failure {
 
 impl From<PushError> for Failure {
     fn from(failed: PushError) -> Self {
+        let error = if failed.unavailable {
+            out_of_reach()
+        } else {
+            failed.error
+        };
         Self {
-            error: Box::new(failed.error),
+            error: Box::new(error),
             unavailable: failed.unavailable,
             cause: None,
         }
@@ -136,6 +150,11 @@ mod tests {
         assert_eq!(unreachable.error().code, ErrorCode::InternalError);
         assert!(!unreachable.error().message.contains("db.internal"));
         assert!(unreachable.cause().unwrap().contains("db.internal"));
+        let push = Failure::from(PushError {
+            error: SyncError::new(ErrorCode::InternalError, "in other words"),
+            unavailable: true,
+        });
+        assert_eq!((push.status(), push.error()), (503, unreachable.error()));
         let broken = Failure::from(StoreError::failed("reading", "SELECT secret"));
         assert_eq!(broken.status(), 500);
         assert!(!broken.error().message.contains("SELECT"));

@@ -34,6 +34,7 @@ use crate::server::Service;
 pub use answer::Answer;
 pub use budget::Account;
 pub use failure::Failure;
+pub(crate) use failure::out_of_reach;
 
 /// Bodies beyond that are decoded on another thread.
 const DECODE_INLINE_BYTES: usize = 256 * 1024;
