@@ -69,9 +69,12 @@ pub enum ServeError {
         /// Its path.
         path: String,
     },
-    /// The storage refuses.
+    /// The storage refuses, before or after it is prepared.
     #[error("{}", chain(.0))]
     Storage(#[from] StoreError),
+    /// The database cannot be brought to the schema, or what that takes cannot be found out.
+    #[error("{}", chain(.0))]
+    Preparation(StoreError),
     /// Postgres cannot be used. No message of these holds the URL.
     #[error("{}", chain(.0))]
     Postgres(#[from] ConnectError),
@@ -138,7 +141,7 @@ impl ServeError {
             | Self::InvalidBackfills(_) => Exit::Usage,
             Self::InvalidSchema(_) => Exit::InvalidSchema,
             Self::DatabaseFolder { .. } | Self::NoDatabase { .. } => Exit::Database,
-            Self::Storage(error) => match error {
+            Self::Storage(error) | Self::Preparation(error) => match error {
                 StoreError::NewerSchema { .. }
                 | StoreError::StoredLayoutMismatch { .. }
                 | StoreError::PhysicalLayoutMismatch { .. }
@@ -166,13 +169,35 @@ impl ServeError {
         }
     }
 
-    /// The start-up phase that failed, where it is one that readiness knows.
+    /// The phase of the preparation that failed: `schema_compile`, `storage_migration` or
+    /// `backfill_checkpoint`. `None` for a failure outside of these, such as of a database
+    /// that cannot be opened.
     pub fn phase(&self) -> Option<&'static str> {
         match self {
             Self::SchemaUnreadable { .. } | Self::InvalidSchema(_) => Some("schema_compile"),
-            Self::Storage(StoreError::CheckpointIncomplete(_)) => Some("backfill_checkpoint"),
-            Self::Storage(_) | Self::DatabaseFolder { .. } => Some("storage_migration"),
+            Self::Preparation(StoreError::CheckpointIncomplete(_)) => Some("backfill_checkpoint"),
+            Self::Preparation(_) => Some("storage_migration"),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_is_named_where_the_preparation_failed_and_nowhere_else() {
+        let opening = ServeError::from(StoreError::failed("opening", "no"));
+        assert_eq!(opening.phase(), None);
+        let folder = ServeError::DatabaseFolder {
+            path: "a.db".to_owned(),
+            source: std::io::Error::other("no"),
+        };
+        assert_eq!(folder.phase(), None);
+        let preparing = ServeError::Preparation(StoreError::failed("migrating", "no"));
+        assert_eq!(preparing.phase(), Some("storage_migration"));
+        let schema = ServeError::InvalidSchema(Vec::new());
+        assert_eq!(schema.phase(), Some("schema_compile"));
     }
 }

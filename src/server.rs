@@ -17,7 +17,6 @@ use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::push::PushHooks;
 use tidegate_engine::schema::Schema;
 use tidegate_store::{Declared, EpochSource, SchemaOutcome, Store, StoreError};
-use tokio::net::{TcpListener, TcpSocket};
 use tokio::task::JoinHandle;
 
 use crate::auth::grants::Grants;
@@ -30,6 +29,8 @@ pub use crate::serve_error::ServeError;
 use crate::shutdown::Deadline;
 use crate::sync::Account;
 use crate::sync::segments::SegmentCache;
+use doors::Door;
+pub use doors::Doors;
 pub use exposure::{check_exposure, check_test_hooks};
 pub use opening::{load_schema, open_existing_store, open_store, open_store_to_read};
 use operations::RunningControl;
@@ -174,7 +175,8 @@ impl Service {
     /// Brings the database to the schema.
     async fn ensure(&self) -> Result<(), ServeError> {
         let schema_version = self.schema.version().0;
-        match self.coordinator.ensure().await? {
+        let ensured = self.coordinator.ensure().await;
+        match ensured.map_err(ServeError::Preparation)? {
             SchemaOutcome::Verified => {
                 tracing::info!(schema_version, "the database fits the schema");
             }
@@ -270,9 +272,6 @@ fn clock_bits(clock: &dyn Clock) -> u64 {
     (clock.now_ms().unsigned_abs() & 0xff_ffff) << 16
 }
 
-/// Connections that wait to be accepted, at most.
-const BACKLOG: u32 = 2048;
-
 /// Prepares the database and starts serving `config.listen`. Runs inside an actix system.
 /// Backfills wait for [`Running::begin_backfills`].
 ///
@@ -284,20 +283,32 @@ pub async fn start(
     store: Arc<dyn Store>,
     hooks: Hooks,
 ) -> Result<Running, ServeError> {
-    // Before the database is prepared: a server that cannot serve must not migrate, and
-    // lock out the one that holds the address.
-    let door = match reserve(config.listen) {
-        Ok(door) => door,
+    match Doors::reserve(&config) {
+        Ok(doors) => start_behind(doors, config, schema, store, hooks).await,
         Err(error) => {
             store.close().await;
-            return Err(error);
+            Err(error)
         }
-    };
+    }
+}
+
+/// [`start`] at addresses that were taken before the store was opened, so that opening it
+/// created nothing for a server that cannot serve.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_behind(
+    doors: Doors,
+    config: Config,
+    schema: Arc<Schema>,
+    store: Arc<dyn Store>,
+    hooks: Hooks,
+) -> Result<Running, ServeError> {
     let service = web::Data::new(Service::new(config, schema, Arc::clone(&store), hooks));
-    // Before that as well: a long migration can be watched.
-    let started = match RunningControl::start(&service) {
+    // Before the database is prepared: a long migration can be watched.
+    let started = match RunningControl::start(&service, doors.control) {
         Err(error) => Err(error),
-        Ok(control) => match begin(&service, door).await {
+        Ok(control) => match begin(&service, doors.requests).await {
             Ok((address, server)) => Ok(Running {
                 address,
                 handle: server.handle(),
@@ -321,24 +332,9 @@ pub async fn start(
     started
 }
 
-/// Takes an address; nobody can connect to it yet.
-fn reserve(address: SocketAddr) -> Result<TcpSocket, ServeError> {
-    let bound = || {
-        let socket = if address.is_ipv4() {
-            TcpSocket::new_v4()?
-        } else {
-            TcpSocket::new_v6()?
-        };
-        socket.set_reuseaddr(cfg!(unix))?;
-        socket.bind(address)?;
-        Ok(socket)
-    };
-    bound().map_err(|source| ServeError::Listen { address, source })
-}
-
 async fn begin(
     service: &web::Data<Service>,
-    door: TcpSocket,
+    door: Door,
 ) -> Result<(SocketAddr, Server), ServeError> {
     service.ensure().await?;
     listen(service, door)
@@ -348,7 +344,7 @@ async fn begin(
 /// and without working on backfills.
 ///
 /// # Errors
-/// [`ServeError::Storage`]
+/// [`ServeError::Preparation`]
 pub async fn prepare(
     config: Config,
     schema: Arc<Schema>,
@@ -360,12 +356,9 @@ pub async fn prepare(
     Ok(service)
 }
 
-fn listen(
-    service: &web::Data<Service>,
-    door: TcpSocket,
-) -> Result<(SocketAddr, Server), ServeError> {
+fn listen(service: &web::Data<Service>, door: Door) -> Result<(SocketAddr, Server), ServeError> {
     let config = &service.config;
-    let listen = config.listen;
+    let listen = door.address;
     let workers = config.worker_threads();
     let limits = config.limits.clone();
     let keep_alive = Duration::from_millis(config.http.keep_alive_ms);
@@ -374,8 +367,7 @@ fn listen(
         address: listen,
         source,
     };
-    let opened = door.listen(BACKLOG).and_then(TcpListener::into_std);
-    let opened = opened.map_err(failed)?;
+    let opened = door.open().map_err(failed)?;
     let data = service.clone();
     let server = HttpServer::new(move || App::new().app_data(data.clone()).configure(http::routes))
         .workers(workers)
@@ -473,6 +465,7 @@ impl Running {
     }
 }
 
+mod doors;
 mod exposure;
 mod opening;
 mod operations;

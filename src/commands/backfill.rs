@@ -13,12 +13,11 @@ use tidegate_engine::schema::{Schema, Table};
 use tidegate_store::operating::{SampleQuery, SampledRow};
 use tidegate_store::{Store, StoreError};
 
-use super::failure::Failure;
-use super::{complain, database, fail};
+use super::{complain, fail};
 use crate::backfills;
 use crate::cli::{Exit, PreviewArgs};
 use crate::config::Layers;
-use crate::server;
+use crate::server::{self, ServeError};
 use crate::telemetry;
 
 /// Characters of a value that are shown at most.
@@ -28,7 +27,7 @@ const SHOWN: usize = 40;
 pub fn run(arguments: &PreviewArgs) -> Exit {
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&error.into()),
+        Err(error) => return fail(&error),
     };
     match runtime.block_on(preview(arguments)) {
         Ok(exit) => exit,
@@ -36,7 +35,7 @@ pub fn run(arguments: &PreviewArgs) -> Exit {
     }
 }
 
-async fn preview(arguments: &PreviewArgs) -> Result<Exit, Failure> {
+async fn preview(arguments: &PreviewArgs) -> Result<Exit, ServeError> {
     let source = &arguments.source;
     let config = Layers::of_process(source.config.clone(), source.overrides()).load()?;
     telemetry::start(&config.log);
@@ -58,11 +57,10 @@ async fn preview(arguments: &PreviewArgs) -> Result<Exit, Failure> {
         ));
         return Ok(Exit::Usage);
     };
-    let store = database::open_existing(&config).await?;
+    let store = server::open_existing_store(&config).await?;
     let rows = read(&*store, &schema, &**projection, arguments).await;
     store.close().await;
-    let previews: Vec<Preview> = rows
-        .map_err(Failure::outside)?
+    let previews: Vec<Preview> = rows?
         .iter()
         .map(|(table, row)| Preview::of(&schema, table, row, &**projection))
         .collect::<Result<_, _>>()?;

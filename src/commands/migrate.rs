@@ -13,13 +13,12 @@ use tidegate_engine::SchemaVersion;
 use tidegate_store::SchemaOutcome;
 use tidegate_store::operating::{MigrationPlan, TableFate};
 
-use super::failure::Failure;
-use super::{database, fail};
+use super::fail;
 use crate::backfills;
 use crate::cli::{Exit, MigrateArgs};
 use crate::config::Layers;
 use crate::migration_progress::{Telling, Voice, rough};
-use crate::server;
+use crate::server::{self, ServeError};
 use crate::telemetry;
 
 /// The migration reads each row as the dry run does and then writes it back, which costs
@@ -30,7 +29,7 @@ const WRITING: u32 = 3;
 pub fn run(arguments: &MigrateArgs) -> Exit {
     let runtime = match super::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(&error.into()),
+        Err(error) => return fail(&error),
     };
     match runtime.block_on(migrate(arguments)) {
         Ok(text) => match std::io::stdout().write_all(text.as_bytes()) {
@@ -41,7 +40,7 @@ pub fn run(arguments: &MigrateArgs) -> Exit {
     }
 }
 
-async fn migrate(arguments: &MigrateArgs) -> Result<String, Failure> {
+async fn migrate(arguments: &MigrateArgs) -> Result<String, ServeError> {
     let source = &arguments.source;
     let mut config = Layers::of_process(source.config.clone(), source.overrides()).load()?;
     if config.log.level == "info" {
@@ -54,12 +53,12 @@ async fn migrate(arguments: &MigrateArgs) -> Result<String, Failure> {
     let declarations = backfills::declarations(&projections);
     let started = Instant::now();
     if arguments.dry_run {
-        let store = database::open_to_read(&config).await?;
+        let store = server::open_store_to_read(&config).await?;
         let started = Instant::now();
         let plan = store.plan_migration(schema, &declarations).await;
         let took = started.elapsed();
         store.close().await;
-        let plan = plan?;
+        let plan = plan.map_err(ServeError::Preparation)?;
         return Ok(if arguments.json {
             format!("{}\n", plan_json(&plan, took))
         } else {
@@ -68,18 +67,19 @@ async fn migrate(arguments: &MigrateArgs) -> Result<String, Failure> {
     }
     let lines = arguments.json || !std::io::stdout().is_terminal();
     let telling = Arc::new(Telling::new(if lines { Voice::Lines } else { Voice::Bar }));
-    let store = database::open(&config).await?;
+    let store = server::open_store(&config).await?;
     let to = schema.version();
     let outcome = store
         .ensure_schema_observed(schema, &declarations, SystemClock.now_ms(), telling.clone())
         .await;
     store.close().await;
     telling.finish();
+    let outcome = outcome.map_err(ServeError::Preparation)?;
     let rows = telling.rows_rewritten();
     Ok(if lines {
-        format!("{}\n", outcome_json(&outcome?, to, rows, started.elapsed()))
+        format!("{}\n", outcome_json(&outcome, to, rows, started.elapsed()))
     } else {
-        outcome_words(&outcome?, to, rows, started.elapsed())
+        outcome_words(&outcome, to, rows, started.elapsed())
     })
 }
 

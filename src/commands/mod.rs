@@ -3,9 +3,7 @@
 pub mod backfill;
 pub mod check;
 pub mod ctl;
-mod database;
 pub mod demo;
-mod failure;
 pub mod inspect;
 pub mod migrate;
 pub mod serve;
@@ -14,7 +12,6 @@ use std::io::Write;
 
 use crate::cli::{BackfillCommand, Cli, Command, DemoStory, Exit};
 use crate::server::ServeError;
-use failure::Failure;
 
 /// Runs the command line's command.
 pub fn run(cli: Cli) -> Exit {
@@ -37,8 +34,8 @@ pub fn run(cli: Cli) -> Exit {
 }
 
 /// Says why a command failed, and how it exits.
-fn fail(Failure { phase, error }: &Failure) -> Exit {
-    match phase {
+fn fail(error: &ServeError) -> Exit {
+    match error.phase() {
         Some(phase) => complain(&format_args!("{phase}: {error}")),
         None => complain(error),
     }

@@ -5,12 +5,10 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use super::database;
-use super::failure::Failure;
 use crate::backfills;
 use crate::cli::{Exit, ServeArgs};
 use crate::config::Layers;
-use crate::server::{self, Hooks, ServeError};
+use crate::server::{self, Doors, Hooks, ServeError};
 use crate::shutdown::Signals;
 use crate::telemetry;
 
@@ -29,7 +27,7 @@ pub fn run(arguments: &ServeArgs) -> Exit {
     }
 }
 
-async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
+async fn serve(arguments: &ServeArgs) -> Result<(), ServeError> {
     let config =
         Layers::of_process(arguments.source.config.clone(), arguments.overrides()).load()?;
     telemetry::start(&config.log);
@@ -45,7 +43,8 @@ async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
         server::check_test_hooks(&config)?;
     }
     let exposed = !config.listen.ip().is_loopback();
-    let store = database::open(&config).await?;
+    let doors = Doors::reserve(&config)?;
+    let store = server::open_store(&config).await?;
     let mut hooks = Hooks::configured(&config, &schema, &store);
     hooks.projections = projections;
     if arguments.unsafe_test_clock {
@@ -57,10 +56,10 @@ async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
         .address()
         .is_none_or(|address| address.port() != 0);
     let mut running = tokio::select! {
-        started = server::start(config, schema, store, hooks) => started?,
+        started = server::start_behind(doors, config, schema, store, hooks) => started?,
         signal = signals.next() => {
             tracing::info!(signal, "stopped before anything was served; what was not committed is undone");
-            return Err(ServeError::Forced("the database was still being prepared").into());
+            return Err(ServeError::Forced("the database was still being prepared"));
         }
     };
     announce("listening", running.address())?;
@@ -76,7 +75,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
 
     let signal = tokio::select! {
         signal = signals.next() => signal,
-        error = running.failed() => return Err(error.into()),
+        error = running.failed() => return Err(error),
     };
     tracing::info!(signal, "shutting down");
     let asked = Instant::now();
@@ -89,7 +88,7 @@ async fn serve(arguments: &ServeArgs) -> Result<(), Failure> {
                 return Ok(());
             }
             _ = signals.next() => if asked.elapsed() >= SAME_WISH {
-                return Err(ServeError::Forced("a second signal arrived").into());
+                return Err(ServeError::Forced("a second signal arrived"));
             },
         }
     }

@@ -1,6 +1,6 @@
 //! The endpoint's own listener.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,11 +43,12 @@ impl Release {
     }
 }
 
-/// Listens. Runs inside an actix system.
+/// Serves what connects to a listener. Runs inside an actix system.
 ///
 /// # Errors
-/// When the address cannot be listened on.
-pub fn bind(address: SocketAddr, token: Token, parts: Parts) -> std::io::Result<Bound> {
+/// When the listener cannot be used.
+pub fn serve(listener: TcpListener, token: Token, parts: Parts) -> std::io::Result<Bound> {
+    let address = listener.local_addr()?;
     let test_hooks = parts.test_hooks.is_some();
     let station = Arc::new(Station {
         parts,
@@ -58,8 +59,6 @@ pub fn bind(address: SocketAddr, token: Token, parts: Parts) -> std::io::Result<
     };
     let token = Data::new(token);
     let document = Data::new(Document::of(test_hooks));
-    // Bound before the actor starts: a failure leaves nothing behind.
-    let listener = std::net::TcpListener::bind(address)?;
     let operator = Data::new(operator.start());
     let server = HttpServer::new(move || {
         App::new()

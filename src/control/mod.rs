@@ -50,7 +50,7 @@ use tidegate_store::operating::PartitionSummary;
 
 pub use auth::{Token, generate as generate_token};
 pub use errors::ControlError;
-pub use listener::{Bound, Release, bind};
+pub use listener::{Bound, Release, serve};
 
 use crate::auth::grants::Grants;
 use errors::ControlCode;

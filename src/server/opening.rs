@@ -1,6 +1,7 @@
 //! From the configuration to the schema, the store and the settings of the actors.
 
-use std::path::PathBuf;
+use std::fs::DirBuilder;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,7 +33,8 @@ pub fn load_schema(config: &Config) -> Result<Arc<Schema>, ServeError> {
     })
 }
 
-/// Opens the configured database.
+/// Opens the configured database. Where the folder of a SQLite file is missing it is made
+/// for the owner alone (0700), as the file is.
 ///
 /// # Errors
 /// [`ServeError::Storage`], [`ServeError::DatabaseFolder`] or [`ServeError::Postgres`].
@@ -43,20 +45,30 @@ pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, ServeError> {
         }
         DatabaseUrl::SqliteMemory => None,
         DatabaseUrl::SqliteFile(path) => {
-            if let Some(folder) = path
-                .parent()
-                .filter(|folder| !folder.as_os_str().is_empty())
-            {
-                std::fs::create_dir_all(folder).map_err(|source| ServeError::DatabaseFolder {
-                    path: path.display().to_string(),
-                    source,
-                })?;
-            }
+            make_folder(&path)?;
             Some(path)
         }
     };
     let store = SqliteStore::open(sqlite_options(config, path))?;
     Ok(store)
+}
+
+/// The folder of a database file, and those above it. One that exists stays as it is.
+fn make_folder(database: &Path) -> Result<(), ServeError> {
+    let folder = database.parent();
+    let Some(folder) = folder.filter(|folder| !folder.as_os_str().is_empty()) else {
+        return Ok(());
+    };
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
+        .create(folder)
+        .map_err(|source| ServeError::DatabaseFolder {
+            path: database.display().to_string(),
+            source,
+        })
 }
 
 /// Opens the configured database to read it alone: none is created. Where there is
@@ -145,5 +157,41 @@ pub(super) fn settings(config: &Config) -> Settings {
             .max(lock_wait + Duration::from_secs(5)),
         idle_after: Duration::from_millis(wanted.idle_stop_ms),
         ..defaults
+    }
+}
+
+#[cfg(unix)]
+#[cfg(test)]
+mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::config::Database;
+
+    fn mode(path: &Path) -> u32 {
+        std::fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[actix_web::test]
+    async fn a_folder_that_is_made_is_the_owners_and_one_that_exists_stays() {
+        let root = tempfile::tempdir().unwrap();
+        let existing = root.path().join("existing");
+        std::fs::create_dir(&existing).unwrap();
+        std::fs::set_permissions(&existing, Permissions::from_mode(0o755)).unwrap();
+        for file in ["deep/er/a.db", "deep/er/b.db"] {
+            let config = Config {
+                database: Database {
+                    url: format!("sqlite:{}", existing.join(file).display()),
+                },
+                ..Config::default()
+            };
+            open_store(&config).await.unwrap().close().await;
+            assert_eq!(mode(&existing.join(file)), 0o600);
+        }
+        assert_eq!(mode(&existing), 0o755);
+        assert_eq!(mode(&existing.join("deep")), 0o700);
+        assert_eq!(mode(&existing.join("deep/er")), 0o700);
+        make_folder(Path::new("here.db")).unwrap();
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use actix_web::dev::ServerHandle;
 use tokio::task::JoinHandle;
 
+use super::doors::Door;
 use super::{ServeError, Service};
 use crate::control::{self, Parts, Release, Token};
 
@@ -18,12 +19,13 @@ pub(super) struct RunningControl {
 }
 
 impl RunningControl {
-    /// Starts it, unless it is off.
-    pub fn start(service: &Service) -> Result<Option<Self>, ServeError> {
-        let wanted = &service.config.control;
-        let Some(address) = wanted.listen.address() else {
+    /// Starts it behind its door, unless it is off.
+    pub fn start(service: &Service, door: Option<Door>) -> Result<Option<Self>, ServeError> {
+        let Some(door) = door else {
             return Ok(None);
         };
+        let address = door.address;
+        let wanted = &service.config.control;
         let generated = match wanted.token.get() {
             Some(_) => None,
             None => Some(
@@ -44,7 +46,10 @@ impl RunningControl {
             grants: service.grants.clone(),
             test_hooks: service.test_hooks.clone(),
         };
-        let bound = control::bind(address, Token::new(token.unwrap_or_default()), parts)
+        let token = Token::new(token.unwrap_or_default());
+        let bound = door
+            .open()
+            .and_then(|listener| control::serve(listener, token, parts))
             .map_err(|source| ServeError::ControlListen { address, source })?;
         match &generated {
             Some(token) => tracing::warn!(
