@@ -1,78 +1,17 @@
 //! The control endpoint at work: migrations, checkpoints, workers.
 
 use serde_json::{Value as Json, json};
-use tidegate_client::{
-    ClientConfig, ClientSchema, HttpTransport, OutcomeStatus, SyncClient, WireVersion,
-};
+use tidegate_client::OutcomeStatus;
 
 use crate::panel::{Panel, eventually, refusal};
-use crate::process::{
-    Backend, CONTROL_TOKEN, PATIENCE, Server, Site, on_each_database, repository,
-};
-use crate::scenario::{LIST, client, todo};
+use crate::process::{Backend, CONTROL_TOKEN, PATIENCE, Server, Site, on_each_database};
+use crate::scenario::{client, todo};
+use crate::upgrade::{Grown, HeldBarrier, write_old_rows};
 
 on_each_database!(
     a_backfill_is_watched_and_steered_to_its_end,
     a_migration_is_told_before_it_happens,
 );
-
-/// The demo schema with a computed column, and the backfill that computes it.
-pub struct Grown {
-    schema: String,
-    backfills: String,
-    client: ClientSchema,
-}
-
-impl Grown {
-    pub fn at(site: &Site) -> Self {
-        let text = std::fs::read_to_string(repository("config/schemas/demo.json")).unwrap();
-        let mut schema: Json = serde_json::from_str(&text).unwrap();
-        schema["version"] = 2.into();
-        let todos = &mut schema["tables"][1];
-        assert_eq!(todos["name"], "todos");
-        let column = json!({"name": "title_key", "type": "string", "nullable": true});
-        todos["columns"].as_array_mut().unwrap().push(column);
-        let path = site.path("grown.json");
-        std::fs::write(&path, schema.to_string()).unwrap();
-        let folder = site.path("backfills");
-        std::fs::create_dir(&folder).unwrap();
-        std::fs::copy(
-            repository("config/backfills/example.toml"),
-            folder.join("title-key.toml"),
-        )
-        .unwrap();
-        Self {
-            schema: path.to_str().unwrap().to_owned(),
-            backfills: folder.to_str().unwrap().to_owned(),
-            client: ClientSchema::from_ir_json(&schema.to_string()).unwrap(),
-        }
-    }
-
-    pub fn args(&self) -> [&str; 4] {
-        ["--schema", &self.schema, "--backfills", &self.backfills]
-    }
-
-    fn client(&self, server: &Server, partition: &str) -> SyncClient<HttpTransport> {
-        let transport = HttpTransport::new(&server.url, "ada", Some(partition)).unwrap();
-        let config = ClientConfig::new("ada").wire(WireVersion::V3);
-        let mut client = SyncClient::new(config, self.client.clone(), transport);
-        client
-            .subscribe("todos", "todos", [("list_id", vec![LIST])])
-            .unwrap();
-        client
-    }
-}
-
-pub async fn write_old_rows(site: &Site) {
-    let server = site.start(&[]);
-    let mut ada = client(&server.url, "ada");
-    for (id, title) in [("t1", " Bread"), ("t2", "MILK")] {
-        ada.edit([todo(id, title)]).unwrap();
-    }
-    ada.sync().await.unwrap();
-    server.terminate();
-    assert!(server.wait().success());
-}
 
 /// A partition with one row that nobody has computed, held so that no page is written.
 async fn held_partition(grown: &Grown, server: &Server, panel: &Panel, name: &str) -> String {
@@ -250,15 +189,7 @@ async fn the_endpoint_answers_while_a_migration_waits() {
     let site = Site::on(Backend::Postgres);
     write_old_rows(&site).await;
     let grown = Grown::at(&site);
-    // A writer inside a transaction holds the migration up.
-    let (writer, connection) = tokio_postgres::connect(site.url(), tokio_postgres::NoTls)
-        .await
-        .unwrap();
-    let connection = tokio::spawn(connection);
-    writer
-        .batch_execute("BEGIN; LOCK TABLE sync_partitions IN ROW EXCLUSIVE MODE")
-        .await
-        .unwrap();
+    let held = HeldBarrier::of(&site).await;
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
@@ -288,10 +219,8 @@ async fn the_endpoint_answers_while_a_migration_waits() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert!(!starting.is_finished());
-    writer.batch_execute("COMMIT").await.unwrap();
+    held.release().await;
     let (server, site) = starting.await.unwrap();
     server.terminate();
     assert!(server.wait().success(), "{}", site.log());
-    drop(writer);
-    connection.await.unwrap().unwrap();
 }

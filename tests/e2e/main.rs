@@ -28,3 +28,4 @@ mod scenario;
 mod sql;
 mod starting;
 mod unique;
+mod upgrade;

@@ -195,7 +195,7 @@ fn a_sqlite_database_that_cannot_be_opened() {
     let below = format!("sqlite:{}", file.join("a.db").display());
     refused(&below, 4, "cannot create the folder");
 
-    let grown = crate::control_backfills::Grown::at(&site);
+    let grown = crate::upgrade::Grown::at(&site);
     for command in [
         &["migrate"][..],
         &["migrate", "--dry-run"],

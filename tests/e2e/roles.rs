@@ -6,10 +6,10 @@ use std::process::Output;
 use tidegate_client::OutcomeStatus;
 use tidegate_test_postgres::{Database, Server as Postgres};
 
-use crate::control_backfills::Grown;
 use crate::process::{Server, Site};
 use crate::scenario::{client, todo};
 use crate::sql::Session;
+use crate::upgrade::Grown;
 
 /// The two roles and their database, as the document makes them, with names of their own
 /// where it says `tidegate_owner` and `tidegate`.

@@ -4,8 +4,8 @@ use std::net::TcpListener;
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
-use crate::control_backfills::{Grown, write_old_rows};
 use crate::process::{Backend, PATIENCE, Site, on_each_database};
+use crate::upgrade::{Grown, HeldBarrier, write_old_rows};
 
 #[test]
 fn a_sqlite_database_and_the_folder_made_for_it_are_their_owners_alone() {
@@ -36,6 +36,22 @@ fn a_sqlite_database_and_the_folder_made_for_it_are_their_owners_alone() {
     assert!(server.wait().success());
 }
 
+#[test]
+fn an_address_that_is_taken_leaves_no_file_behind() {
+    let site = Site::new();
+    let url = format!("sqlite:{}", site.path("made/for/it.db").display());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().to_string();
+    for (requests, control) in [(taken.as_str(), "off"), ("127.0.0.1:0", &taken)] {
+        let args = ["serve", "--database", &url];
+        let mut command = site.tool(&args);
+        command.args(["--listen", requests, "--control-listen", control]);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(6), "{output:?}");
+        assert!(!site.path("made").exists());
+    }
+}
+
 on_each_database!(an_address_that_is_taken_is_noticed_before_the_database_is_migrated);
 
 async fn an_address_that_is_taken_is_noticed_before_the_database_is_migrated(on: Backend) {
@@ -55,24 +71,15 @@ async fn a_signal_ends_a_start_that_waits_to_migrate() {
     let site = Site::on(Backend::Postgres);
     write_old_rows(&site).await;
     let grown = Grown::at(&site);
-    let (writer, connection) = tokio_postgres::connect(site.url(), tokio_postgres::NoTls)
-        .await
-        .unwrap();
-    let connection = tokio::spawn(connection);
-    writer
-        .batch_execute("BEGIN; LOCK TABLE sync_partitions IN ROW EXCLUSIVE MODE")
-        .await
-        .unwrap();
+    let held = HeldBarrier::of(&site).await;
     let child = site
         .command(&grown.args())
         .stdout(std::process::Stdio::null())
         .stderr(site.log_file())
         .spawn()
         .unwrap();
-    let waits = "SELECT count(*) FROM pg_locks
-        WHERE NOT granted AND relation = 'sync_partitions'::regclass";
     let deadline = Instant::now() + PATIENCE;
-    while writer.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+    while !held.is_waited_for().await {
         assert!(Instant::now() < deadline, "{}", site.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -83,10 +90,8 @@ async fn a_signal_ends_a_start_that_waits_to_migrate() {
     // The lock is still held: it did not wait for the migration.
     let status = ended(child, &site).await;
     assert_eq!(status.code(), Some(8), "{}", site.log());
-    writer.batch_execute("COMMIT").await.unwrap();
+    held.release().await;
     still_at_the_old_version(&site);
-    drop(writer);
-    connection.await.unwrap().unwrap();
 }
 
 async fn ended(mut child: Child, site: &Site) -> ExitStatus {
