@@ -22,6 +22,13 @@ impl Settle {
         self.tell(durable);
     }
 
+    /// What the other end watches.
+    pub fn link(&self) -> Link {
+        // Settling takes it apart: nobody asks an end that has told.
+        let ended = || watch::channel(Some(false)).1;
+        Link(self.0.as_ref().map_or_else(ended, watch::Sender::subscribe))
+    }
+
     fn tell(&mut self, durable: bool) {
         if let Some(sender) = self.0.take() {
             sender.send_replace(Some(durable));
@@ -43,6 +50,11 @@ impl Link {
     /// Whether the batch is known to be durable by now.
     pub fn stands(&self) -> bool {
         *self.0.borrow() == Some(true)
+    }
+
+    /// Whether both tell of the same batch.
+    pub fn is(&self, other: &Self) -> bool {
+        self.0.same_channel(&other.0)
     }
 
     /// Waits until the batch's outcome is known; whether it is durable.
@@ -74,6 +86,13 @@ mod tests {
         assert!(!link.stands());
         settle.settle(true);
         assert!(link.stands() && waiting.await.is_ok_and(|durable| durable));
+    }
+
+    #[test]
+    fn links_of_one_batch_are_the_same_and_no_others() {
+        let (settle, link) = chain();
+        assert!(settle.link().is(&link) && link.is(&link.clone()));
+        assert!(!chain().0.link().is(&link));
     }
 
     #[tokio::test]

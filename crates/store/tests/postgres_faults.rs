@@ -257,7 +257,7 @@ async fn the_gate_refuses_outside_its_transaction_and_under_another_isolation() 
     let store = database.store().await;
     prepare(&store).await;
     let client = database.connect().await;
-    let gate = "SELECT tidegate_commit_gate('{p}', '{0}', '{1}', 1, '{}', '{}', false)";
+    let gate = "SELECT tidegate_commit_gate('{p}', '{0}', '{1}', 1, '{}', '{}', NULL, NULL, false)";
     for (open, refused) in [
         ("SELECT 1", true),
         ("BEGIN", true),

@@ -10,6 +10,7 @@ use tidegate_engine::push::encode_push_result;
 use super::accepted;
 use super::connection::Param;
 use super::core_schema::{CALL_ADVANCE, CALL_GATE, GATE};
+use super::flight::Mark;
 use super::log::{batch_clients, log, reactions};
 use super::plan::Plan;
 use super::rows::{deletes, indexes, writes};
@@ -20,6 +21,15 @@ use crate::error::CommitError;
 pub(super) struct Encoded {
     pub(super) batch: Arc<CommitBatch>,
     pub(super) results: Vec<String>,
+}
+
+/// A batch's place in the chain of those that are sent one right behind the other.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Chained<'a> {
+    /// The mark of the one before, whose end is not known yet.
+    pub(super) after: Option<&'a Mark>,
+    /// Its own, if one may be sent behind it.
+    pub(super) mark: Option<&'a Mark>,
 }
 
 /// A row to be put.
@@ -125,9 +135,9 @@ fn batch_puts(batch: &CommitBatch) -> impl Iterator<Item = Put<'_>> {
     })
 }
 
-/// The gate, called as `sql` does. The batches are sorted by partition: every writer takes the rows
-/// of several partitions in that order.
-fn gate<'a>(all: &'a [Encoded], sql: &'static str) -> Step<'a> {
+/// What the gate is called with. The batches are sorted by partition: every writer takes
+/// the rows of several partitions in that order.
+fn gate(all: &[Encoded]) -> Vec<Param<'_>> {
     let first = all.first().map(|one| &*one.batch);
     let (partitions, names): (Vec<&str>, Vec<&str>) = first
         .into_iter()
@@ -136,17 +146,14 @@ fn gate<'a>(all: &'a [Encoded], sql: &'static str) -> Step<'a> {
         .unzip();
     let each: Vec<&Encoded> = all.iter().collect();
     let count = |one: &&Encoded| i64::try_from(one.batch.commits.len()).unwrap_or(i64::MAX);
-    Step {
-        sql,
-        params: vec![
-            array(&each, |one| one.partition()),
-            array(&each, |one| one.batch.expected_max.0),
-            array(&each, count),
-            Box::new(first.map_or(0, |batch| i64::from(batch.writer_version.0))),
-            Box::new(partitions),
-            Box::new(names),
-        ],
-    }
+    vec![
+        array(&each, |one| one.partition()),
+        array(&each, |one| one.batch.expected_max.0),
+        array(&each, count),
+        Box::new(first.map_or(0, |batch| i64::from(batch.writer_version.0))),
+        Box::new(partitions),
+        Box::new(names),
+    ]
 }
 
 /// The advance of a backfill page: it fails, and the batch with it, when the page's
@@ -213,8 +220,10 @@ impl<'a> Written<'a> {
         plan.gated(GATE, &parts)
     }
 
-    pub(super) fn into_params(self) -> Vec<Param<'a>> {
-        let mut params = gate(self.batches, GATE).params;
+    pub(super) fn into_params(self, chained: Chained<'a>) -> Vec<Param<'a>> {
+        let mut params = gate(self.batches);
+        params.push(Box::new(chained.after.map(|mark| &**mark)));
+        params.push(Box::new(chained.mark.map(|mark| &**mark)));
         let steps = self.log.into_iter().chain(self.outdated).chain(self.rows);
         params.extend(steps.flat_map(|step| step.params));
         params
@@ -229,7 +238,10 @@ impl<'a> Written<'a> {
 
     /// As [`Self::steps`], the rows' own ones, which come last, apart.
     pub(super) fn rows_apart(self, plan: &'a Plan) -> (Vec<Step<'a>>, Vec<Step<'a>>) {
-        let mut steps = vec![gate(self.batches, CALL_GATE)];
+        let mut steps = vec![Step {
+            sql: CALL_GATE,
+            params: gate(self.batches),
+        }];
         steps.extend(self.first);
         steps.extend(self.outdated);
         let params = self.log.into_iter().flat_map(|step| step.params);

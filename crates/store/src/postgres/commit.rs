@@ -2,13 +2,18 @@
 //! statement that is the whole transaction, or, for rarer kinds of batches, as BEGIN, the
 //! gate, every statement and COMMIT.
 
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
 use futures_util::future::BoxFuture;
 use tidegate_engine::gate::GateToken;
 use tidegate_engine::model::LogBounds;
 use tidegate_engine::{CommitSeq, LogEpoch};
 use tokio_postgres::{Error, Row, Statement};
 
-use super::batch::{self, Encoded, Put, Written};
+use super::batch::{self, Chained, Encoded, Put, Written};
 use super::connection::{Session, is_echo, references};
 use super::core_schema::BEGIN;
 use super::failure::{commit_error, during, ended_session, is_row_constraint};
@@ -42,9 +47,7 @@ pub(super) async fn write(
 ) -> Result<Option<Passed>, CommitError> {
     let all = std::slice::from_ref(one);
     match at_once(session, plan, all, transaction).await {
-        // Rows stand in their final state, and one may hold a unique value that
-        // another one gives up. One statement per table cannot sort that out.
-        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, all).await.map(|()| None),
+        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, one).await.map(|()| None),
         Ok(passed) => Ok(passed.and_then(|all| all.into_iter().next())),
         Err(error) => Err(error),
     }
@@ -66,17 +69,101 @@ async fn at_once(
     all: &[Encoded],
     transaction: Transaction,
 ) -> Result<Option<Vec<Passed>>, CommitError> {
-    let written = Written::new(plan, all);
-    match written.as_one(plan) {
-        Some(sql) if transaction == Transaction::Fresh => {
-            let rows = as_one(session, plan, &sql, written).await?;
-            // It is durable, whatever it tells.
-            Ok(passed(plan, all, &rows))
-        }
-        _ => {
+    let written = match transaction {
+        Transaction::Fresh => Whole::new(plan, all),
+        Transaction::Open => Err(Box::new(Written::new(plan, all))),
+    };
+    match written {
+        Ok(whole) => match whole.send(session, Chained::default(), || Some(())).await {
+            Some(passed) => passed,
+            None => Ok(None),
+        },
+        Err(written) => {
             pipelined(session, plan, written.steps(plan), transaction).await?;
             Ok(None)
         }
+    }
+}
+
+/// Batches as one statement, which is a transaction by itself.
+pub(super) struct Whole<'a> {
+    plan: &'a Plan,
+    all: &'a [Encoded],
+    written: Written<'a>,
+    sql: Arc<str>,
+}
+
+impl<'a> Whole<'a> {
+    /// The statements that are one by one, where there are rarer ones among them.
+    pub(super) fn new(plan: &'a Plan, all: &'a [Encoded]) -> Result<Self, Box<Written<'a>>> {
+        let written = Written::new(plan, all);
+        match written.as_one(plan) {
+            Some(sql) => Ok(Self {
+                plan,
+                all,
+                written,
+                sql,
+            }),
+            None => Err(Box::new(written)),
+        }
+    }
+
+    /// Sends it and waits for its end. `board` is asked at the last moment; what it gives is
+    /// kept until the statement is on its way. `None` when it gives nothing: nothing is sent.
+    pub(super) async fn send<B>(
+        self,
+        session: &Session,
+        chained: Chained<'a>,
+        board: impl FnOnce() -> Option<B>,
+    ) -> Option<Result<Option<Vec<Passed>>, CommitError>> {
+        let Self {
+            plan,
+            all,
+            written,
+            sql,
+        } = self;
+        let statement = match session.prepare(&sql).await {
+            Ok(statement) => statement,
+            Err(error) => return Some(Err(during(CONTEXT)(error).into())),
+        };
+        let params = written.into_params(chained);
+        let params = references(&params);
+        pausing_failpoint("store.batch.before_commit").await;
+        let mut query = pin!(session.client.query(&statement, &params));
+        let mut board = Some(board);
+        let outcome = poll_fn(|context| {
+            // The driver sends a statement when it is first polled.
+            let boarded = match board.take() {
+                None => None,
+                Some(board) => match board() {
+                    None => return Poll::Ready(None),
+                    boarded => {
+                        session.departed();
+                        boarded
+                    }
+                },
+            };
+            let outcome = query.as_mut().poll(context).map(Some);
+            drop(boarded);
+            outcome
+        })
+        .await?;
+        pausing_failpoint("store.batch.after_commit").await;
+        let error = match outcome {
+            Ok(rows) => {
+                session.landed();
+                // It is durable, whatever it tells.
+                return Some(Ok(passed(plan, all, &rows)));
+            }
+            Err(error) => error,
+        };
+        // The statement commits by itself: a session that ended meanwhile may have done so.
+        Some(Err(if error.as_db_error().is_none_or(ended_session) {
+            CommitError::OutcomeUnknown(Box::new(error))
+        } else {
+            session.landed();
+            commit_error(plan, CONTEXT, error)
+        }))
     }
 }
 
@@ -102,33 +189,6 @@ fn passed(plan: &Plan, all: &[Encoded], rows: &[Row]) -> Option<Vec<Passed>> {
         })
     });
     passed.collect()
-}
-
-async fn as_one(
-    session: &mut Session,
-    plan: &Plan,
-    sql: &str,
-    written: Written<'_>,
-) -> Result<Vec<Row>, CommitError> {
-    let statement = session.prepare(sql).await.map_err(during(CONTEXT))?;
-    session.in_doubt = true;
-    pausing_failpoint("store.batch.before_commit").await;
-    let params = written.into_params();
-    let outcome = session.client.query(&statement, &references(&params)).await;
-    pausing_failpoint("store.batch.after_commit").await;
-    let error = match outcome {
-        Ok(rows) => {
-            session.in_doubt = false;
-            return Ok(rows);
-        }
-        Err(error) => error,
-    };
-    // The statement commits by itself: a session that ended meanwhile may have done so.
-    if error.as_db_error().is_none_or(ended_session) {
-        return Err(CommitError::OutcomeUnknown(Box::new(error)));
-    }
-    session.in_doubt = false;
-    Err(commit_error(plan, CONTEXT, error))
 }
 
 async fn pipelined(
@@ -194,14 +254,16 @@ async fn run(session: &Session, step: &Step<'_>, statement: &Statement) -> Resul
         .map(|_| ())
 }
 
-/// The same batch with a savepoint around each row: a refused row is tried again
-/// as long as others still make progress, and the last one refused is named.
-async fn row_by_row(
+/// A batch that violates a constraint, with a savepoint around each row: they stand in
+/// their final state, and one may hold a unique value that another one gives up. One
+/// statement per table cannot sort that out. A refused row is tried again as long as others
+/// still make progress, and the last one refused is named.
+pub(super) async fn row_by_row(
     session: &mut Session,
     plan: &Plan,
-    all: &[Encoded],
+    one: &Encoded,
 ) -> Result<(), CommitError> {
-    match attempt_rows(session, plan, all).await {
+    match attempt_rows(session, plan, std::slice::from_ref(one)).await {
         Ok(()) => {}
         Err(error) => {
             session.rollback().await;

@@ -2,10 +2,12 @@
 //! transaction may be open on it: such a connection never goes back to the pool.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bb8::{ManageConnection, PooledConnection};
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
@@ -150,7 +152,7 @@ impl ManageConnection for Manager {
     }
 
     fn has_broken(&self, session: &mut Session) -> bool {
-        session.in_doubt || session.client.is_closed()
+        session.in_doubt || *session.under_way.get_mut() > 0 || session.client.is_closed()
     }
 }
 
@@ -169,8 +171,9 @@ impl Manager {
         client.batch_execute(&self.settings).await?;
         Ok(Session {
             client,
-            statements: HashMap::new(),
+            statements: Mutex::default(),
             in_doubt: false,
+            under_way: AtomicUsize::new(0),
         })
     }
 }
@@ -192,40 +195,54 @@ impl bb8::ErrorSink<Error> for LogFailures {
 /// One connection.
 pub(super) struct Session {
     pub(super) client: Client,
-    statements: HashMap<Box<str>, Statement>,
+    statements: Mutex<HashMap<Box<str>, Statement>>,
     /// A transaction may be open: the pool drops the connection.
     pub(super) in_doubt: bool,
+    /// Statements that are transactions by themselves and whose end is not known.
+    under_way: AtomicUsize,
 }
 
 impl Session {
     /// The statement of that text; prepared at its first use on this connection.
-    pub(super) async fn prepare(&mut self, sql: &str) -> Result<Statement, Error> {
-        if let Some(statement) = self.statements.get(sql) {
-            return Ok(statement.clone());
+    pub(super) async fn prepare(&self, sql: &str) -> Result<Statement, Error> {
+        let known = self.statements.lock().get(sql).cloned();
+        if let Some(statement) = known {
+            return Ok(statement);
         }
         let statement = self.client.prepare(sql).await?;
-        self.statements.insert(sql.into(), statement.clone());
+        self.statements.lock().insert(sql.into(), statement.clone());
         Ok(statement)
+    }
+
+    /// A statement that is a transaction by itself departs: until its end is known, see
+    /// [`Self::landed`], the pool takes the connection for broken.
+    pub(super) fn departed(&self) {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The end of a statement that departed is known.
+    pub(super) fn landed(&self) {
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// All statements of a pipeline, the missing ones prepared in one round trip.
     pub(super) async fn prepare_all<'a>(
-        &mut self,
+        &self,
         all: impl Iterator<Item = &'a str> + Clone,
     ) -> Result<Vec<Statement>, Error> {
-        let mut missing: Vec<&str> = all
-            .clone()
-            .filter(|sql| !self.statements.contains_key(*sql))
-            .collect();
+        let mut missing: Vec<&str> = {
+            let known = self.statements.lock();
+            let unknown = all.clone().filter(|sql| !known.contains_key(*sql));
+            unknown.collect()
+        };
         missing.sort_unstable();
         missing.dedup();
         let prepared = try_join_all(missing.iter().map(|sql| self.client.prepare(sql))).await?;
+        let mut known = self.statements.lock();
         for (sql, statement) in missing.into_iter().zip(prepared) {
-            self.statements.insert(sql.into(), statement);
+            known.insert(sql.into(), statement);
         }
-        Ok(all
-            .filter_map(|sql| self.statements.get(sql).cloned())
-            .collect())
+        Ok(all.filter_map(|sql| known.get(sql).cloned()).collect())
     }
 
     pub(super) async fn query(

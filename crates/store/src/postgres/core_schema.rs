@@ -133,6 +133,7 @@ pub(super) enum Refusal {
     CheckpointPending,
     Fenced,
     Superseded,
+    Unfounded,
 }
 
 impl Refusal {
@@ -144,6 +145,7 @@ impl Refusal {
             "TG003" => Self::CheckpointPending,
             "TG004" => Self::Fenced,
             "TG005" => Self::Superseded,
+            "TG006" => Self::Unfounded,
             _ => return None,
         })
     }
@@ -155,17 +157,18 @@ pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL 
 
 /// Calls the gate: partitions (sorted), expected heads and commits as arrays,
 /// running version, declared checkpoints as two arrays.
-pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], false)";
+pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], NULL, NULL, false)";
 
-/// The same as a part of the statement that is the whole transaction. A row for each
-/// partition, in order, with its horizon and log epoch; then one with the incomplete
+/// The same as a part of the statement that is the whole transaction, with the mark that
+/// the batch before must have left on this session, if the batch was sent before that one
+/// was known to be durable, and the mark that this one leaves. A row for each partition, in order, with its horizon and log epoch; then one with the incomplete
 /// checkpoints of the running version as JSON, if there are any.
-pub(super) const GATE: &str = "SELECT * FROM tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], true)";
+pub(super) const GATE: &str = "SELECT * FROM tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], $7::text, $8::text, true)";
 
 const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partitions text[], in_expected bigint[], in_counts bigint[], \
- in_version bigint, in_declared_partitions text[], in_declared_names text[], in_whole boolean)";
+ in_version bigint, in_declared_partitions text[], in_declared_names text[], in_after text, in_mark text, in_whole boolean)";
 const GATE_SIGNATURE: &str =
-    "tidegate_commit_gate(text[], bigint[], bigint[], bigint, text[], text[], boolean)";
+    "tidegate_commit_gate(text[], bigint[], bigint[], bigint, text[], text[], text, text, boolean)";
 
 /// The commit gate (docs/postgres.md). The CAS of every partition comes first: it
 /// waits for the partition's row and the table, and each statement after it sees
@@ -173,6 +176,11 @@ const GATE_SIGNATURE: &str =
 /// to a transaction that BEGIN has opened, unless the statement that calls it is the whole
 /// one. Several partitions are all in the log already: the first commit of one travels
 /// alone. A lock that somebody else holds on one of them is not waited for long.
+///
+/// A batch that was sent right behind the one it was decided on top of proves first that
+/// this one committed: its mark is on the session, where a transaction's own end puts it or
+/// takes it back. The head alone would not do, as somebody else's commit can have the
+/// number of a commit that failed.
 const GATE_BODY: &str = r"
 DECLARE
   found_version bigint;
@@ -184,6 +192,12 @@ BEGIN
   IF (NOT in_whole AND current_setting('tidegate.tx', true) IS DISTINCT FROM '1')
      OR current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE EXCEPTION 'the commit gate was called outside its transaction' USING ERRCODE = 'TG000';
+  END IF;
+  IF in_mark IS NOT NULL THEN
+    IF in_after IS NOT NULL AND in_after IS DISTINCT FROM current_setting('tidegate.mark', true) THEN
+      RAISE EXCEPTION 'the batch before did not commit' USING ERRCODE = 'TG006';
+    END IF;
+    PERFORM set_config('tidegate.mark', in_mark, false);
   END IF;
   IF array_length(in_partitions, 1) = 1 THEN
     UPDATE sync_partitions AS p SET max_commit_seq = p.max_commit_seq + in_counts[1]

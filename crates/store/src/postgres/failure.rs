@@ -110,6 +110,7 @@ pub(super) fn commit_error(plan: &Plan, context: &'static str, error: Error) -> 
             },
             Refusal::Fenced => CommitError::FenceRejected,
             Refusal::Superseded => CommitError::Superseded,
+            Refusal::Unfounded => CommitError::Unfounded,
             Refusal::OutsideTransaction => store_error(context, error).into(),
         };
     }

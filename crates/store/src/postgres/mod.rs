@@ -11,6 +11,7 @@ mod connection;
 mod core_schema;
 mod driver;
 mod failure;
+mod flight;
 mod locked;
 mod log;
 mod maintain;

@@ -45,6 +45,20 @@ impl<Q> Turns<Q> {
         })
     }
 
+    /// A turn beyond the limit, for work that goes on where another one's ends; `None`
+    /// when somebody waits. The next one that ends makes up for it.
+    pub(super) fn join(self: &Arc<Self>) -> Option<Turn<Q>> {
+        let mut state = self.state.lock();
+        if !state.waiting.is_empty() {
+            return None;
+        }
+        state.running += 1;
+        Some(Turn {
+            turns: Arc::clone(self),
+            ended: false,
+        })
+    }
+
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
@@ -59,10 +73,15 @@ pub(super) struct Turn<Q> {
 }
 
 impl<Q> Turn<Q> {
-    /// All that wait now; `None` ends the turn.
+    /// All that wait now; `None` ends the turn. One that is over the limit leaves them to
+    /// the others.
     pub(super) fn next(&mut self) -> Option<Vec<Q>> {
         let mut state = self.turns.state.lock();
-        let waiting = std::mem::take(&mut state.waiting);
+        let over = state.running > self.turns.most;
+        let waiting = match over {
+            true => Vec::new(),
+            false => std::mem::take(&mut state.waiting),
+        };
         if waiting.is_empty() {
             state.running -= 1;
             self.ended = true;
@@ -82,7 +101,11 @@ impl<Q> Drop for Turn<Q> {
         let lost = {
             let mut state = self.turns.state.lock();
             state.running -= 1;
-            std::mem::take(&mut state.waiting)
+            // Those who still run will serve them.
+            match state.running {
+                0 => std::mem::take(&mut state.waiting),
+                _ => Vec::new(),
+            }
         };
         drop(lost);
     }
@@ -125,6 +148,22 @@ mod tests {
         assert_eq!(second.next(), Some(vec![2, 3]));
         assert_eq!(first.next(), None);
         assert!(turns.ask(4).is_some());
+    }
+
+    #[test]
+    fn who_joins_is_over_the_limit_until_one_of_them_ends() {
+        let turns = Turns::new(1);
+        let mut first = turns.ask(1).unwrap();
+        assert_eq!(first.next(), Some(vec![1]));
+        let mut joined = turns.join().unwrap();
+        assert!(turns.ask(2).is_none());
+        // Somebody waits by now.
+        assert!(turns.join().is_none());
+        // One at a time: the one that goes on serves them.
+        assert_eq!(first.next(), None);
+        assert_eq!(joined.next(), Some(vec![2]));
+        assert_eq!(joined.next(), None);
+        assert!(turns.ask(3).is_some());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Group commits on their way to the database. What waits at the same time, of
 //! different partitions, becomes one transaction: one round trip and one flush for
 //! all of them. What fails there is written again by itself, so that every failure
-//! is its own batch's.
+//! is its own batch's. A batch that was decided on top of one that is under way is sent
+//! right behind it, unless others wait for their turn.
 
 use std::collections::HashSet;
 use std::num::NonZero;
@@ -14,12 +15,13 @@ use tidegate_engine::model::CommitBatch;
 use tokio::runtime::Handle;
 use tokio::sync::{OwnedRwLockReadGuard, oneshot};
 
-use super::batch::Encoded;
-use super::commit::{self, Transaction};
+use super::batch::{Encoded, Written};
+use super::commit::{self, Transaction, Whole};
 use super::connection::Manager;
 use super::driver::Driver;
+use super::flight::{Flights, Place};
 use super::plan::Plan;
-use super::turns::Turns;
+use super::turns::{Turn, Turns, patiently};
 use crate::error::{CommitError, StoreError};
 use crate::{Link, Passed, Settle};
 
@@ -53,15 +55,21 @@ struct Waiting {
     guard: OwnedRwLockReadGuard<()>,
 }
 
-/// The batches that no transaction has taken yet.
+/// The batches that no transaction has taken yet, and those that others may follow.
 #[derive(Clone)]
-pub(super) struct Writer(Arc<Turns<Waiting>>);
+pub(super) struct Writer {
+    turns: Arc<Turns<Waiting>>,
+    flights: Arc<Flights>,
+}
 
 impl Writer {
     pub(super) fn new() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         let transactions = processors / PROCESSORS_PER_TRANSACTION;
-        Self(Turns::new(transactions.clamp(1, MOST_TRANSACTIONS)))
+        Self {
+            turns: Turns::new(transactions.clamp(1, MOST_TRANSACTIONS)),
+            flights: Arc::new(Flights::new()),
+        }
     }
 
     /// Writes a batch. A caller that stops waiting does not stop the write.
@@ -86,18 +94,13 @@ impl Writer {
         let work = Work {
             pool,
             driver: driver.handle(),
+            flights: Arc::clone(&self.flights),
         };
         match chained.after.filter(|after| !after.stands()) {
             None => self.queue(work, waiting),
             // On the threads that learn first what became of the one before.
             Some(after) => {
-                let writer = self.clone();
-                driver.spawn(async move {
-                    match after.founded().await {
-                        Ok(()) => writer.queue(work, waiting),
-                        Err(unfounded) => waiting.conclude(Err(unfounded)),
-                    }
-                });
+                driver.spawn(self.clone().follow(work, waiting, after));
             }
         }
         // Without an answer its task came to an end it did not expect.
@@ -110,12 +113,39 @@ impl Writer {
         let driver = work.driver.clone();
         if waiting.stands_alone() {
             driver.spawn(async move { work.alone(waiting).await });
-        } else if let Some(mut turn) = self.0.ask(waiting) {
-            driver.spawn(async move {
-                while let Some(waiting) = turn.next() {
-                    work.serve(waiting).await;
-                }
-            });
+        } else if let Some(turn) = self.turns.ask(waiting) {
+            driver.spawn(async move { work.work_off(turn).await });
+        }
+    }
+
+    /// Writes a batch after the one that it was decided on top of.
+    async fn follow(self, work: Work, one: Waiting, before: Link) {
+        let place = match one.stands_alone() {
+            true => None,
+            false => self.flights.behind(&before),
+        };
+        let turn = place.as_ref().and_then(|_| self.turns.join());
+        match place.zip(turn) {
+            None => self.when_founded(work, one, before).await,
+            Some((place, turn)) => {
+                let behind = self.behind(work.clone(), one, before, place);
+                patiently(PATIENCE, behind).await;
+                work.work_off(turn).await;
+            }
+        }
+    }
+
+    async fn behind(self, work: Work, one: Waiting, before: Link, place: Place) {
+        match work.follow(&one, &before, place).await {
+            Some(outcome) => one.conclude(outcome),
+            None => self.when_founded(work, one, before).await,
+        }
+    }
+
+    async fn when_founded(self, work: Work, one: Waiting, before: Link) {
+        match before.founded().await {
+            Ok(()) => self.queue(work, one),
+            Err(unfounded) => one.conclude(Err(unfounded)),
         }
     }
 }
@@ -170,6 +200,10 @@ impl Waiting {
             .sum()
     }
 
+    fn whole(&self) -> Result<Whole<'_>, Box<Written<'_>>> {
+        Whole::new(&self.plan, std::slice::from_ref(&self.encoded))
+    }
+
     fn entries(&self) -> usize {
         let batch = &self.encoded.batch;
         batch.commits.len() + batch.results.len() + batch.clients.len()
@@ -218,9 +252,16 @@ fn transactions(waiting: Vec<Waiting>) -> Vec<Vec<Waiting>> {
 struct Work {
     pool: Pool<Manager>,
     driver: Handle,
+    flights: Arc<Flights>,
 }
 
 impl Work {
+    async fn work_off(&self, mut turn: Turn<Waiting>) {
+        while let Some(waiting) = turn.next() {
+            self.serve(waiting).await;
+        }
+    }
+
     async fn serve(&self, waiting: Vec<Waiting>) {
         for mut group in transactions(waiting) {
             match (group.pop(), group.is_empty()) {
@@ -246,13 +287,45 @@ impl Work {
     }
 
     async fn alone(&self, one: Waiting) {
-        let outcome = match super::take(&self.pool).await {
-            Ok(mut lease) => {
-                commit::write(&mut lease, &one.plan, &one.encoded, Transaction::Fresh).await
-            }
-            Err(error) => Err(error.into()),
-        };
+        let outcome = self.lead(&one).await;
         one.conclude(outcome);
+    }
+
+    /// Writes a batch that waits for no other one.
+    async fn lead(&self, one: &Waiting) -> Result<Option<Passed>, CommitError> {
+        let mut lease = super::take(&self.pool).await?;
+        let Ok(whole) = one.whole() else {
+            return commit::write(&mut lease, &one.plan, &one.encoded, Transaction::Fresh).await;
+        };
+        let outcome = self.flights.lead(lease, whole, &one.settle.link()).await;
+        self.sort_out(one, outcome).await
+    }
+
+    /// Writes a batch behind the one before; `None` when it cannot be sent there.
+    async fn follow(
+        &self,
+        one: &Waiting,
+        before: &Link,
+        place: Place,
+    ) -> Option<Result<Option<Passed>, CommitError>> {
+        let (whole, own) = (one.whole().ok()?, one.settle.link());
+        let outcome = self.flights.follow(place, before, whole, &own).await?;
+        Some(self.sort_out(one, outcome).await)
+    }
+
+    /// A batch that violates a constraint is written row by row.
+    async fn sort_out(
+        &self,
+        one: &Waiting,
+        outcome: Result<Option<Passed>, CommitError>,
+    ) -> Result<Option<Passed>, CommitError> {
+        let Err(CommitError::Constraint { .. }) = outcome else {
+            return outcome;
+        };
+        let mut lease = super::take(&self.pool).await?;
+        commit::row_by_row(&mut lease, &one.plan, &one.encoded)
+            .await
+            .map(|()| None)
     }
 
     async fn together(&self, group: Vec<Waiting>) {
@@ -360,6 +433,7 @@ mod tests {
             Work {
                 pool: self.store.pools().unwrap().short,
                 driver: self.store.driver.handle(),
+                flights: Arc::new(Flights::new()),
             }
         }
 
