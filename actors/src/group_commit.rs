@@ -288,6 +288,10 @@ impl GroupCommit {
             }
             match written {
                 Ok(passed) => {
+                    if !stands {
+                        // It was given up, and stood all the same: what it knew is gone.
+                        self.distrust();
+                    }
                     self.passed = passed.filter(|_| whole).map(Arc::new);
                     self.accept(&undecided, decisions, Some(&batch));
                     return Ok(Part::Settled);

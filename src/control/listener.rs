@@ -18,6 +18,8 @@ use super::{Operator, Parts, Station, Token, auth, routes};
 const MAX_CONNECTIONS: usize = 64;
 /// How long the head of a request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// What asks every few seconds keeps its connection.
+const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
 /// An endpoint that listens, and the server that must be polled for it to answer.
 pub struct Bound {
@@ -72,6 +74,7 @@ pub fn serve(listener: TcpListener, token: Token, parts: Parts) -> std::io::Resu
     .workers(1)
     .max_connections(MAX_CONNECTIONS)
     .client_request_timeout(REQUEST_TIMEOUT)
+    .keep_alive(KEEP_ALIVE)
     .shutdown_timeout(1)
     .disable_signals()
     .listen(listener)?;

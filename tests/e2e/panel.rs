@@ -22,7 +22,12 @@ impl Panel {
     pub fn of(server: &mut Server) -> Self {
         Self {
             url: server.control(),
-            client: reqwest::Client::new(),
+            // Each request on a connection of its own: between two of them a busy machine
+            // may let so much time pass that the server closes an idle one.
+            client: reqwest::Client::builder()
+                .pool_max_idle_per_host(0)
+                .build()
+                .unwrap(),
         }
     }
 

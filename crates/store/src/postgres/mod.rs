@@ -32,6 +32,9 @@ mod statement;
 mod tls;
 mod turns;
 mod window;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod world;
 mod writer;
 
 use std::sync::Arc;

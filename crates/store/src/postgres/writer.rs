@@ -59,7 +59,7 @@ struct Waiting {
 #[derive(Clone)]
 pub(super) struct Writer {
     turns: Arc<Turns<Waiting>>,
-    flights: Arc<Flights>,
+    pub(super) flights: Arc<Flights>,
 }
 
 impl Writer {
@@ -389,46 +389,13 @@ pub(super) fn lost() -> StoreError {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::time::Instant;
-
-    use tidegate_engine::schema::Schema;
-    use tidegate_test_postgres::Database;
-    use tokio_postgres::{Client, NoTls};
-
     use super::*;
-    use crate::Store as _;
-    use crate::contract::fixture::{NOTES, batch, compile, document, note, put};
-    use crate::postgres::{PostgresOptions, PostgresStore};
+    use crate::contract::fixture::{NOTES, batch, note, put};
+    use crate::postgres::world::{World, until};
 
     type Answer = oneshot::Receiver<Result<Option<Passed>, CommitError>>;
 
-    struct World {
-        store: Arc<PostgresStore>,
-        schema: Arc<Schema>,
-        watch: Client,
-        database: Database,
-    }
-
     impl World {
-        async fn new() -> Self {
-            let database = Database::create().unwrap();
-            let store = PostgresStore::connect(PostgresOptions::new(database.url()))
-                .await
-                .unwrap();
-            let schema = compile(&document());
-            store
-                .ensure_schema(Arc::clone(&schema), &[], 1)
-                .await
-                .unwrap();
-            let watch = connect(&database).await;
-            Self {
-                store,
-                schema,
-                watch,
-                database,
-            }
-        }
-
         fn work(&self) -> Work {
             Work {
                 pool: self.store.pools().unwrap().short,
@@ -470,31 +437,6 @@ mod tests {
             for answer in answers {
                 answer.await.unwrap().unwrap();
             }
-        }
-
-        async fn count(&self, sql: &str) -> i64 {
-            self.watch.query_one(sql, &[]).await.unwrap().get(0)
-        }
-    }
-
-    async fn connect(database: &Database) -> Client {
-        let (client, connection) = tokio_postgres::connect(&database.url(), NoTls)
-            .await
-            .unwrap();
-        tokio::spawn(connection);
-        client
-    }
-
-    async fn until(client: &Client, query: &str) {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while !client
-            .query_one(query, &[])
-            .await
-            .unwrap()
-            .get::<_, bool>(0)
-        {
-            assert!(Instant::now() < deadline, "never true: {query}");
-            tokio::task::yield_now().await;
         }
     }
 
@@ -584,7 +526,7 @@ mod tests {
         let world = World::new().await;
         let first = [("a", 0, 1), ("b", 0, 1), ("held", 0, 1)];
         world.write_all(&first).await;
-        let other = connect(&world.database).await;
+        let other = world.connect().await;
         other
             .batch_execute("BEGIN; SELECT 1 FROM sync_partitions WHERE partition='held' FOR UPDATE")
             .await
