@@ -325,3 +325,27 @@ async fn each_of_several_batches_in_a_transaction_is_told_what_its_gate_saw() {
         .collect();
     assert_eq!(horizons, [0, 1, 1, 2, 2, 0]);
 }
+
+/// Other programs may have deleted a row without its entries in the index of scopes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_entry_that_a_deleted_row_left_behind_stops_no_new_row() {
+    let postgres = Postgres::new();
+    let store = postgres.store().await;
+    let schema = prepare(&store).await;
+    let watch = postgres.connect().await;
+    let left = "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
+         VALUES ('p', 'projects', 'ws', 'w', 'a'), ('p', 'projects', 'ws', 'w', 'b')";
+    watch.batch_execute(left).await.unwrap();
+    let ops = ["a", "c"].map(|id| put(PROJECTS, project(id, "w")));
+    let entries = "SELECT string_agg(row_id, ',' ORDER BY row_id) FROM sync_row_scopes
+         WHERE tbl='projects' AND value='w'";
+    write(&*store, batch(&schema, "p", 0, &[ops.to_vec()])).await;
+    write(
+        &*store,
+        batch(&schema, "p", 1, &[vec![put(PROJECTS, project("b", "w"))]]),
+    )
+    .await;
+    let found: String = watch.query_one(entries, &[]).await.unwrap().get(0);
+    assert_eq!(found, "a,b,c");
+    assert_eq!(head(&*store, "p").await, 2);
+}

@@ -9,11 +9,11 @@ use tidegate_engine::push::encode_push_result;
 
 use super::accepted;
 use super::connection::Param;
-use super::core_schema::{CALL_ADVANCE, CALL_GATE, GATE};
+use super::core_schema::{CALL_ADVANCE, CALL_GATE};
 use super::flight::Mark;
-use super::log::{batch_clients, log, reactions};
+use super::log::{batch_clients, log, new_row_scopes, reactions, row_scopes};
 use super::plan::Plan;
-use super::rows::{deletes, indexes, writes};
+use super::rows::{ScopeEntry, deletes, indexes, writes};
 use super::statement::{Step, array};
 use crate::error::CommitError;
 
@@ -137,7 +137,7 @@ fn batch_puts(batch: &CommitBatch) -> impl Iterator<Item = Put<'_>> {
 
 /// What the gate is called with. The batches are sorted by partition: every writer takes
 /// the rows of several partitions in that order.
-fn gate(all: &[Encoded]) -> Vec<Param<'_>> {
+pub(super) fn gate(all: &[Encoded]) -> Vec<Param<'_>> {
     let first = all.first().map(|one| &*one.batch);
     let (partitions, names): (Vec<&str>, Vec<&str>) = first
         .into_iter()
@@ -178,15 +178,17 @@ pub(super) struct Written<'a> {
     batches: &'a [Encoded],
     /// One after the other.
     first: Vec<Step<'a>>,
-    /// No two of these, nor of `outdated` and `rows`, touch the same row.
+    /// No two of these, nor of the rows' entries, `outdated` and `rows`, touch the same row.
     log: Vec<Step<'a>>,
+    new_entries: Vec<ScopeEntry<'a>>,
+    kept_entries: Vec<ScopeEntry<'a>>,
     outdated: Vec<Step<'a>>,
     /// One after the other.
     last: Vec<Step<'a>>,
     rows: Vec<Step<'a>>,
 }
 
-/// Rows' statements that [`Written::as_one`] takes, at most: each combination of them is
+/// Rows' statements of a plain batch, at most: each combination of them is
 /// a statement that every connection keeps.
 const MOST_TABLES: usize = 6;
 
@@ -202,31 +204,26 @@ impl<'a> Written<'a> {
         Self {
             batches,
             first,
-            log: log(plan, batches, &indexes.entries),
+            log: log(plan, batches),
+            new_entries: indexes.new,
+            kept_entries: indexes.kept,
             outdated: indexes.outdated,
             last,
             rows: writes(plan, &puts(batches)),
         }
     }
 
-    /// The whole as one statement, which is a transaction by itself, gate included;
-    /// `None` for batches of a rarer kind. Its parameters: [`Self::into_params`].
-    pub(super) fn as_one(&self, plan: &Plan) -> Option<Arc<str>> {
-        if !self.first.is_empty() || !self.last.is_empty() || self.rows.len() > MOST_TABLES {
-            return None;
-        }
-        let steps = self.log.iter().chain(&self.outdated).chain(&self.rows);
-        let parts: Vec<&str> = steps.map(|step| step.sql).collect();
-        plan.gated(GATE, &parts)
+    /// Whether one statement can write all of it.
+    pub(super) fn is_plain(&self) -> bool {
+        self.first.is_empty() && self.last.is_empty() && self.rows.len() <= MOST_TABLES
     }
 
-    pub(super) fn into_params(self, chained: Chained<'a>) -> Vec<Param<'a>> {
-        let mut params = gate(self.batches);
-        params.push(Box::new(chained.after.map(|mark| &**mark)));
-        params.push(Box::new(chained.mark.map(|mark| &**mark)));
-        let steps = self.log.into_iter().chain(self.outdated).chain(self.rows);
-        params.extend(steps.flat_map(|step| step.params));
-        params
+    /// The parts of the statement that writes a plain batch.
+    pub(super) fn into_parts(self) -> Vec<Step<'a>> {
+        let new = (!self.new_entries.is_empty()).then(|| new_row_scopes(&self.new_entries));
+        let kept = (!self.kept_entries.is_empty()).then(|| row_scopes(&self.kept_entries));
+        let steps = self.log.into_iter().chain(new).chain(kept);
+        steps.chain(self.outdated).chain(self.rows).collect()
     }
 
     /// The statements of an open transaction, in order.
@@ -244,10 +241,11 @@ impl<'a> Written<'a> {
         }];
         steps.extend(self.first);
         steps.extend(self.outdated);
-        let params = self.log.into_iter().flat_map(|step| step.params);
+        let entries = [self.new_entries, self.kept_entries].concat();
+        let all = self.log.into_iter().chain([row_scopes(&entries)]);
         steps.push(Step {
             sql: plan.log(),
-            params: params.collect(),
+            params: all.flat_map(|step| step.params).collect(),
         });
         steps.extend(self.last);
         (steps, self.rows)

@@ -15,7 +15,7 @@ use tokio_postgres::{Error, Row, Statement};
 
 use super::batch::{self, Chained, Encoded, Put, Written};
 use super::connection::{Session, is_echo, references};
-use super::core_schema::BEGIN;
+use super::core_schema::{BEGIN, GATE};
 use super::failure::{commit_error, during, ended_session, is_row_constraint};
 use super::pipeline::in_order;
 use super::plan::Plan;
@@ -89,22 +89,28 @@ async fn at_once(
 pub(super) struct Whole<'a> {
     plan: &'a Plan,
     all: &'a [Encoded],
-    written: Written<'a>,
     sql: Arc<str>,
+    parts: Vec<Step<'a>>,
 }
 
 impl<'a> Whole<'a> {
     /// The statements that are one by one, where there are rarer ones among them.
     pub(super) fn new(plan: &'a Plan, all: &'a [Encoded]) -> Result<Self, Box<Written<'a>>> {
         let written = Written::new(plan, all);
-        match written.as_one(plan) {
+        if !written.is_plain() {
+            return Err(Box::new(written));
+        }
+        let parts = written.into_parts();
+        let texts: Vec<&str> = parts.iter().map(|part| part.sql).collect();
+        match plan.gated(GATE, &texts) {
             Some(sql) => Ok(Self {
                 plan,
                 all,
-                written,
                 sql,
+                parts,
             }),
-            None => Err(Box::new(written)),
+            // There are enough of that kind.
+            None => Err(Box::new(Written::new(plan, all))),
         }
     }
 
@@ -119,14 +125,17 @@ impl<'a> Whole<'a> {
         let Self {
             plan,
             all,
-            written,
             sql,
+            parts,
         } = self;
         let statement = match session.prepare(&sql).await {
             Ok(statement) => statement,
             Err(error) => return Some(Err(during(CONTEXT)(error).into())),
         };
-        let params = written.into_params(chained);
+        let mut params = batch::gate(all);
+        params.push(Box::new(chained.after.map(|mark| &**mark)));
+        params.push(Box::new(chained.mark.map(|mark| &**mark)));
+        params.extend(parts.into_iter().flat_map(|part| part.params));
         let params = references(&params);
         pausing_failpoint("store.batch.before_commit").await;
         let mut query = pin!(session.client.query(&statement, &params));

@@ -161,8 +161,9 @@ pub(super) const CALL_GATE: &str = "SELECT tidegate_commit_gate($1::text[], $2::
 
 /// The same as a part of the statement that is the whole transaction, with the mark that
 /// the batch before must have left on this session, if the batch was sent before that one
-/// was known to be durable, and the mark that this one leaves. A row for each partition, in order, with its horizon and log epoch; then one with the incomplete
-/// checkpoints of the running version as JSON, if there are any.
+/// was known to be durable, and the mark that this one leaves. A row for each partition, in
+/// order, with its horizon and log epoch; then one with the incomplete checkpoints of the
+/// running version as JSON, if there are any.
 pub(super) const GATE: &str = "SELECT * FROM tidegate_commit_gate($1::text[], $2::bigint[], $3::bigint[], $4::bigint, $5::text[], $6::text[], $7::text, $8::text, true)";
 
 const GATE_DECLARATION: &str = "tidegate_commit_gate(in_partitions text[], in_expected bigint[], in_counts bigint[], \
@@ -214,8 +215,6 @@ BEGIN
       END IF;
       out_horizon := 0;
     END IF;
-    out_epoch := (SELECT r.log_epoch FROM sync_partition_registry AS r WHERE r.partition = in_partitions[1]);
-    RETURN NEXT;
   ELSE
     PERFORM set_config('lock_timeout', '20ms', true);
     WITH moved AS (
@@ -227,18 +226,25 @@ BEGIN
     IF array_length(found_horizons, 1) IS DISTINCT FROM array_length(in_partitions, 1) THEN
       RAISE EXCEPTION 'a partition moved on' USING ERRCODE = 'TG001';
     END IF;
-    RETURN QUERY SELECT u.horizon, r.log_epoch, NULL::text
-      FROM unnest(in_partitions, found_horizons) WITH ORDINALITY AS u(partition, horizon, position)
-      LEFT JOIN sync_partition_registry AS r ON r.partition = u.partition ORDER BY u.position;
   END IF;
-  SELECT m.schema_version INTO found_version FROM sync_schema_meta AS m WHERE m.id = 1;
+  SELECT m.schema_version,
+      (SELECT json_agg(json_build_array(c.partition, c.name))::text
+         FROM sync_backfill_checkpoints AS c
+         WHERE c.schema_version = in_version AND c.state <> 'activated'),
+      (SELECT r.log_epoch FROM sync_partition_registry AS r WHERE r.partition = in_partitions[1])
+    INTO found_version, found_pending, out_epoch
+    FROM sync_schema_meta AS m WHERE m.id = 1;
   IF found_version IS DISTINCT FROM in_version THEN
     RAISE EXCEPTION 'another schema version is published'
       USING ERRCODE = 'TG002', DETAIL = coalesce(found_version, 0)::text;
   END IF;
-  SELECT json_agg(json_build_array(c.partition, c.name))::text INTO found_pending
-    FROM sync_backfill_checkpoints AS c
-    WHERE c.schema_version = in_version AND c.state <> 'activated';
+  IF found_horizons IS NULL THEN
+    RETURN NEXT;
+  ELSE
+    RETURN QUERY SELECT u.horizon, r.log_epoch, NULL::text
+      FROM unnest(in_partitions, found_horizons) WITH ORDINALITY AS u(partition, horizon, position)
+      LEFT JOIN sync_partition_registry AS r ON r.partition = u.partition ORDER BY u.position;
+  END IF;
   IF found_pending IS NOT NULL THEN
     SELECT c.value ->> 0, c.value ->> 1 INTO found_partition, found_name
       FROM json_array_elements(found_pending::json) AS c

@@ -121,6 +121,11 @@ pub(super) fn commit_error(plan: &Plan, context: &'static str, error: Error) -> 
         return CommitError::Constraint { key: None };
     }
     let code = db.code();
+    // A row that is not there has left an entry behind, by another program's hand. The
+    // way that writes row by row takes it over.
+    if *code == SqlState::UNIQUE_VIOLATION && db.table() == Some("sync_row_scopes") {
+        return CommitError::Constraint { key: None };
+    }
     // A result recorded since, or a victim of somebody else's locks: decide again.
     let recorded = *code == SqlState::UNIQUE_VIOLATION && db.table() == Some("sync_push_results");
     if recorded

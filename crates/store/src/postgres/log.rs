@@ -28,6 +28,12 @@ const CHANGE_SCOPES: &str = "INSERT INTO sync_change_scopes(partition, tbl, var,
  SELECT u.partition, u.tbl, u.var, u.value, u.seq
  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::bigint[]) AS u(partition, tbl, var, value, seq)
  WHERE current_setting('tidegate.tx', true)='1'";
+/// Entries of rows that were not there before: they have none.
+const NEW_ROW_SCOPES: &str = "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
+ SELECT u.partition, u.tbl, u.var, u.value, u.id
+ FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS u(partition, tbl, var, value, id)
+ WHERE current_setting('tidegate.tx', true)='1'";
+/// Entries of any rows.
 const ROW_SCOPES: &str = "INSERT INTO sync_row_scopes(partition, tbl, var, value, row_id)
  SELECT u.partition, u.tbl, u.var, u.value, u.id
  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS u(partition, tbl, var, value, id)
@@ -40,8 +46,8 @@ const RESULTS: &str =
  SELECT u.partition, u.client, u.commit, u.result::jsonb
  FROM unnest($1::text[], $2::text[], $3::text[], $4::text[]) AS u(partition, client, commit, result)
  WHERE current_setting('tidegate.tx', true)='1'";
-/// The parts of [`log`], in order.
-pub(super) const LOG: [&str; 5] = [COMMITS, CHANGES, CHANGE_SCOPES, ROW_SCOPES, RESULTS];
+/// The parts of [`log`], in order, and the entries of its rows ([`row_scopes`]).
+pub(super) const LOG: [&str; 5] = [COMMITS, CHANGES, CHANGE_SCOPES, RESULTS, ROW_SCOPES];
 /// Pending, never attempted, due at once (§6.9).
 const REACTIONS: &str = "INSERT INTO sync_reactions(partition, idempotency_key, type, version, payload, source_client_id, source_client_commit_id, source_commit_seq, created_at_ms, available_at_ms, status, attempts, max_attempts)
  SELECT u.partition, u.key, u.kind, u.version, u.payload::jsonb, u.client, u.commit, u.seq, u.at, u.at, 'pending', 0, u.attempts
@@ -59,11 +65,7 @@ const CLIENTS: &str = "INSERT INTO sync_clients(partition, client_id, actor_id, 
  WHERE sync_clients.actor_id=excluded.actor_id";
 
 /// What every commit has. Its parts have no row in common.
-pub(super) fn log<'a>(
-    plan: &'a Plan,
-    all: &'a [Encoded],
-    row_scopes: &[ScopeEntry<'a>],
-) -> Vec<Step<'a>> {
+pub(super) fn log<'a>(plan: &'a Plan, all: &'a [Encoded]) -> Vec<Step<'a>> {
     let commits: Vec<(&str, &LoggedCommit)> = all
         .iter()
         .flat_map(|one| {
@@ -152,16 +154,6 @@ pub(super) fn log<'a>(
             ],
         },
         Step {
-            sql: ROW_SCOPES,
-            params: vec![
-                array(row_scopes, |entry| entry.0),
-                array(row_scopes, |entry| entry.1),
-                array(row_scopes, |entry| entry.2),
-                array(row_scopes, |entry| entry.3),
-                array(row_scopes, |entry| entry.4),
-            ],
-        },
-        Step {
             sql: RESULTS,
             params: vec![
                 array(&results, |(partition, ..)| *partition),
@@ -171,6 +163,28 @@ pub(super) fn log<'a>(
             ],
         },
     ]
+}
+
+/// Entries in the index of rows' scopes, each of which may be there already.
+pub(super) fn row_scopes<'a>(entries: &[ScopeEntry<'a>]) -> Step<'a> {
+    Step {
+        sql: ROW_SCOPES,
+        params: vec![
+            array(entries, |entry| entry.0),
+            array(entries, |entry| entry.1),
+            array(entries, |entry| entry.2),
+            array(entries, |entry| entry.3),
+            array(entries, |entry| entry.4),
+        ],
+    }
+}
+
+/// The same of rows that are new. Should one be there all the same, the statement fails.
+pub(super) fn new_row_scopes<'a>(entries: &[ScopeEntry<'a>]) -> Step<'a> {
+    Step {
+        sql: NEW_ROW_SCOPES,
+        ..row_scopes(entries)
+    }
 }
 
 pub(super) fn reactions(all: &[Encoded]) -> Option<Step<'_>> {

@@ -97,8 +97,10 @@ pub(super) fn deletes<'a>(plan: &'a Plan, batches: &'a [Encoded]) -> Vec<Step<'a
 
 /// What puts do to the indexes of rows.
 pub(super) struct Indexes<'a> {
-    /// What their scopes say now, sorted.
-    pub(super) entries: Vec<ScopeEntry<'a>>,
+    /// What the scopes of rows say that were not there before, sorted.
+    pub(super) new: Vec<ScopeEntry<'a>>,
+    /// What the scopes of the others say now, sorted.
+    pub(super) kept: Vec<ScopeEntry<'a>>,
     /// What their scopes no longer say, and their tombstones: no two of these touch the
     /// same row, nor one that anything else of a batch touches.
     pub(super) outdated: Vec<Step<'a>>,
@@ -107,13 +109,17 @@ pub(super) struct Indexes<'a> {
 }
 
 pub(super) fn indexes<'a>(plan: &'a Plan, all: &'a [Encoded]) -> Indexes<'a> {
-    let (mut stale, mut stale_scopes, mut entries) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut new, mut kept) = (Vec::new(), Vec::new());
+    let (mut stale, mut stale_scopes) = (Vec::new(), Vec::new());
     let (mut with_blobs, mut blob_refs, mut cleared) = (Vec::new(), Vec::new(), Vec::new());
     for put in puts(all) {
         let (table, sql) = plan.table(put.key.table);
         let key = (put.partition, table.name.as_str(), &*put.key.row_id);
-        for (variable, value) in put.row.scopes.iter() {
-            entries.push((key.0, key.1, variable, value.as_str(), key.2));
+        let scopes = put.row.scopes.iter();
+        let entries = scopes.map(|(name, value)| (key.0, key.1, name, value.as_str(), key.2));
+        match put.over {
+            Over::Row => kept.extend(entries),
+            Over::Nothing | Over::Tombstone => new.extend(entries),
         }
         if sql.has_blobs {
             let blobs = blob_ids(table, put.values).into_iter();
@@ -142,9 +148,11 @@ pub(super) fn indexes<'a>(plan: &'a Plan, all: &'a [Encoded]) -> Indexes<'a> {
         step.params.push(Box::new(ids));
         blobs.push(step);
     }
-    entries.sort_unstable();
+    new.sort_unstable();
+    kept.sort_unstable();
     Indexes {
-        entries,
+        new,
+        kept,
         outdated,
         blobs,
     }
