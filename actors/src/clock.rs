@@ -2,6 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Whether timers run on this thread. An actor that its thread's end finds not yet started
+/// is started all the same, to be stopped: then none do.
+pub(crate) fn timers_run() -> bool {
+    tokio::runtime::Handle::try_current().is_ok()
+}
+
 /// Wall clock, handed in so that decisions stay reproducible.
 pub trait Clock: Send + Sync + 'static {
     /// Now, epoch milliseconds.

@@ -18,7 +18,7 @@ use tidegate_store::operating::{MigrationPlan, MigrationStep};
 use tidegate_store::{Declaration, MigrationObserver, SchemaOutcome, Store, StoreError};
 use tokio::sync::oneshot;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, timers_run};
 use crate::declared;
 use crate::directory::Directory;
 use crate::failpoint::{NoSteps, Steps, pausing_failpoint};
@@ -442,6 +442,9 @@ impl Actor for MigrationCoordinator {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
+        if !timers_run() {
+            return;
+        }
         ctx.run_interval(self.shared.settings.poll, |actor, ctx| {
             // Before the first run there is nothing to compare with.
             if actor.ensured.is_none() || actor.looking {

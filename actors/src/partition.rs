@@ -10,6 +10,7 @@ use tidegate_engine::{LogEpoch, PartitionId};
 use crate::admission::Gauge;
 use crate::batch::{self, Known};
 use crate::clients::{Bindings, Ledger};
+use crate::clock::timers_run;
 use crate::contention::Contention;
 use crate::handover::Handover;
 use crate::inbox::{Inbox, Work};
@@ -214,6 +215,9 @@ impl Actor for PartitionActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
+        if !timers_run() {
+            return;
+        }
         ctx.run_interval(
             self.partition.service.settings.idle_after,
             Self::leave_if_idle,

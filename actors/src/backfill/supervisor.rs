@@ -19,6 +19,7 @@ use tokio::time::Instant;
 
 use super::watched::{Start, Watched};
 use super::{Activated, BackfillError, CheckpointKey, CheckpointStatus, Environment, MAX_WORKERS};
+use crate::clock::timers_run;
 use crate::declared;
 
 /// One per process; see [`super::Backfills`].
@@ -256,6 +257,9 @@ impl Actor for Supervisor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Context<Self>) {
+        if !timers_run() {
+            return;
+        }
         self.look(ctx);
         ctx.run_interval(self.env.settings.poll, Self::look);
     }

@@ -1,6 +1,7 @@
 //! The migration coordinator: one migrates, everybody else waits and finds it done.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -44,6 +45,31 @@ fn declared() -> Vec<Declaration> {
         partitions: Partitions::Every,
         ..declaration(COLUMN)
     }]
+}
+
+/// A start that fails right after it: the failure is told, and no panic besides.
+#[test]
+fn a_coordinator_that_ends_before_it_began_ends_quietly() {
+    // The runtime catches what a task panics with, so only the hook sees it.
+    let (panics, here) = (Arc::new(AtomicUsize::new(0)), std::thread::current().id());
+    let (seen, before) = (Arc::clone(&panics), std::panic::take_hook());
+    std::panic::set_hook(Box::new(move |panic| {
+        if std::thread::current().id() == here {
+            seen.fetch_add(1, Ordering::SeqCst);
+        }
+        before(panic);
+    }));
+    let system = actix::System::new();
+    let world = system.block_on(async {
+        let world = old().await;
+        let store = world.open().await;
+        let schema = new_schema();
+        let _coordinator = Coordinator::start(parts(&store, &schema), settings());
+        world
+    });
+    drop(system);
+    drop(world);
+    assert_eq!(panics.load(Ordering::SeqCst), 0);
 }
 
 #[actix::test]
