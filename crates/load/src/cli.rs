@@ -139,6 +139,10 @@ pub struct PostgresSuiteArgs {
     /// A server on which databases may be created; a private throwaway cluster when left out
     #[arg(long)]
     pub database: Option<String>,
+    /// Microseconds that a relay adds to every round trip to the database, of the server and
+    /// of what it is compared with, as if the database were another host; 0 is the direct way
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub database_rtt_us: u32,
     /// Runs of each configuration; medians are reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
@@ -491,6 +495,20 @@ mod tests {
         };
         assert_eq!((suite.runs, suite.clients), (5, 20));
         assert!(suite.batch.is_none() && suite.database.is_none());
+        assert_eq!(suite.database_rtt_us, 0);
+    }
+
+    #[test]
+    fn the_postgres_suite_takes_a_distance_of_up_to_a_second() {
+        let suite = |rtt| {
+            let server = ["suite-postgres", "--server-bin", "/bin/server"];
+            parse(&[&server[..], &["--database-rtt-us", rtt]].concat())
+        };
+        let Some(Command::SuitePostgres(far)) = suite("500").unwrap().command else {
+            panic!("not the suite");
+        };
+        assert_eq!(far.database_rtt_us, 500);
+        assert!(suite("1000001").is_err() && suite("-1").is_err());
     }
 
     #[test]

@@ -8,12 +8,13 @@ use tidegate_test_postgres::{ClusterOptions, Server};
 
 use crate::cli::{DEMO_SCHEMA, Pace, Plan, PostgresSuiteArgs, Scenario};
 use crate::connection::Target;
+use crate::distance::{RoundTrip, Way};
 use crate::measure::{Report, median};
 use crate::runner::{self, LoadError};
 use crate::server::{ServerProcess, peak_rss_kib};
 use crate::suite::{Summary, rows, summarize};
 use crate::targets::{self, Measured, Verdict, verdicts};
-use crate::yardstick::{Floor, RowLock, mean_batch, prepare};
+use crate::yardstick::{Floor, RowLock, mean_batch, prepare, round_trip};
 
 /// Partitions of the runs on many of them, and clients where one and many are compared.
 const MANY: u32 = 64;
@@ -57,6 +58,7 @@ struct Comparison {
     /// Commits per batch of the floor, and where the figure is from.
     mean_batch: Option<f64>,
     mean_batch_given: bool,
+    database_rtt_us: RoundTrip,
     medians: Vec<Summary>,
     targets: Vec<Verdict>,
 }
@@ -75,9 +77,12 @@ pub async fn run(args: &PostgresSuiteArgs) -> Result<u64, LoadError> {
     .await
     .map_err(|error| LoadError::Setup(error.to_string()))?
     .map_err(|error| LoadError::Setup(error.to_string()))?;
+    let way = blocking(|| Way::open(&postgres.url("postgres"), args.database_rtt_us))?;
     let mut suite = Suite {
         args,
         postgres: &postgres,
+        round_trip: measured_round_trip(&postgres, &way, args.database_rtt_us).await?,
+        way: &way,
         reports: Reports::default(),
         batches: Vec::new(),
     };
@@ -101,12 +106,14 @@ pub async fn run(args: &PostgresSuiteArgs) -> Result<u64, LoadError> {
 struct Suite<'a> {
     args: &'a PostgresSuiteArgs,
     postgres: &'a Server,
+    way: &'a Way,
+    round_trip: RoundTrip,
     reports: Reports,
     /// Mean batch of each push-only run.
     batches: Vec<f64>,
 }
 
-impl Suite<'_> {
+impl<'a> Suite<'a> {
     async fn turn(&mut self, turn: u32) -> Result<(), LoadError> {
         let clients = self.args.clients;
         let (pushed, batch) = self.push_alone().await?;
@@ -117,7 +124,7 @@ impl Suite<'_> {
             (Line::PushPullOne, MANY, 1),
             (Line::PushPullMany, MANY, MANY),
         ] {
-            let scratch = Scratch::create(self.postgres)?;
+            let scratch = self.scratch()?;
             let plan = self.plan(line, Scenario::PushPull, clients, partitions)?;
             let report = self.serve(&scratch, plan).await?;
             self.keep(turn, line, report);
@@ -135,9 +142,13 @@ impl Suite<'_> {
         Ok(())
     }
 
+    fn scratch(&self) -> Result<Scratch<'a>, LoadError> {
+        Scratch::create(self.postgres, self.way)
+    }
+
     /// A push-only run, and the mean batch of its commits.
     async fn push_alone(&self) -> Result<(Report, Option<f64>), LoadError> {
-        let scratch = Scratch::create(self.postgres)?;
+        let scratch = self.scratch()?;
         let plan = self.plan(Line::Push, Scenario::PushOnly, self.args.clients, 1)?;
         let report = self.serve(&scratch, plan).await?;
         // The first commits are the clients' lists, pushed while they set up.
@@ -146,10 +157,10 @@ impl Suite<'_> {
     }
 
     async fn row_lock(&self) -> Result<Report, LoadError> {
-        let scratch = Scratch::create(self.postgres)?;
+        let scratch = self.scratch()?;
         prepare(&scratch.url()).await?;
         RowLock {
-            database: &scratch.url(),
+            database: &scratch.measured_url,
             partition: &partition(0),
             clients: self.args.clients,
             pace: &self.pace(Line::RowLock),
@@ -159,10 +170,10 @@ impl Suite<'_> {
     }
 
     async fn floor(&self, batch: f64) -> Result<Report, LoadError> {
-        let scratch = Scratch::create(self.postgres)?;
+        let scratch = self.scratch()?;
         prepare(&scratch.url()).await?;
         Floor {
-            database: &scratch.url(),
+            database: &scratch.measured_url,
             partition: &partition(0),
             batch,
             clients: self.args.clients,
@@ -174,7 +185,7 @@ impl Suite<'_> {
 
     /// A push-only run, and a row-lock writer at the same time on the same partition.
     async fn push_beside(&self) -> Result<(Report, Report), LoadError> {
-        let scratch = Scratch::create(self.postgres)?;
+        let scratch = self.scratch()?;
         prepare(&scratch.url()).await?;
         let plan = self.plan(Line::PushBeside, Scenario::PushOnly, self.args.clients, 1)?;
         let server = self.start(&scratch).await?;
@@ -182,10 +193,10 @@ impl Suite<'_> {
             target: Target::parse(server.url())?,
             ..plan
         };
-        let (url, partition) = (scratch.url(), partition(0));
+        let partition = partition(0);
         let pace = self.pace(Line::RowLockBeside);
         let writer = RowLock {
-            database: &url,
+            database: &scratch.measured_url,
             partition: &partition,
             clients: 1,
             pace: &pace,
@@ -210,7 +221,7 @@ impl Suite<'_> {
             &self.args.server_bin,
             &self.args.server_args,
             &self.args.server_env,
-            Some(&scratch.url()),
+            Some(&scratch.measured_url),
         )
         .await
     }
@@ -276,10 +287,25 @@ impl Suite<'_> {
             clients: self.args.clients,
             mean_batch: self.args.batch.or_else(|| median(&self.batches)),
             mean_batch_given: self.args.batch.is_some(),
+            database_rtt_us: self.round_trip,
             targets: verdicts(&measured(&medians, peak)),
             medians,
         }
     }
+}
+
+/// The round trip on the way of what is measured, before there is any other load.
+async fn measured_round_trip(
+    postgres: &Server,
+    way: &Way,
+    asked: u32,
+) -> Result<RoundTrip, LoadError> {
+    let scratch = Scratch::create(postgres, way)?;
+    let measured = round_trip(&scratch.measured_url).await?;
+    Ok(RoundTrip {
+        asked,
+        measured: measured.as_secs_f64() * 1e6,
+    })
 }
 
 /// Peak memory first: it is gone with the process.
@@ -332,11 +358,12 @@ fn document(comparison: &Comparison) -> String {
     format!(
         "{}\nMedians of {} runs of {} s, {} clients where not said otherwise, one operation per \
          commit, each an insert. Latencies of the floor are those of whole batches of {batch} \
-         commits on average ({source}).\n\n{}",
+         commits on average ({source}). {}\n\n{}",
         rows(&comparison.medians),
         comparison.runs,
         comparison.seconds,
         comparison.clients,
+        comparison.database_rtt_us.sentence(),
         targets::table(&comparison.targets),
     )
 }
@@ -345,23 +372,30 @@ fn document(comparison: &Comparison) -> String {
 struct Scratch<'a> {
     postgres: &'a Server,
     name: String,
+    /// How what is measured reaches it; set-up and counting go the direct way.
+    measured_url: String,
 }
 
 impl<'a> Scratch<'a> {
     /// The checkpoint writes out what earlier runs left behind, so that no run pays
     /// for another one's.
-    fn create(postgres: &'a Server) -> Result<Self, LoadError> {
+    fn create(postgres: &'a Server, way: &Way) -> Result<Self, LoadError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!(
             "tidegate_load_{}_{}",
             std::process::id(),
             NEXT.fetch_add(1, Ordering::Relaxed)
         );
+        let measured_url = way.url(&postgres.url(&name))?;
         for statement in [&format!("CREATE DATABASE {name}"), "CHECKPOINT"] {
             blocking(|| postgres.execute(statement))
                 .map_err(|error| LoadError::Setup(error.to_string()))?;
         }
-        Ok(Self { postgres, name })
+        Ok(Self {
+            postgres,
+            name,
+            measured_url,
+        })
     }
 
     fn url(&self) -> String {
@@ -452,10 +486,15 @@ mod tests {
             clients: 20,
             mean_batch: Some(12.34),
             mean_batch_given: false,
+            database_rtt_us: RoundTrip {
+                asked: 500,
+                measured: 640.0,
+            },
             medians: vec![summarize("push-only", &[report(Line::Push, 10, 1)]).unwrap()],
             targets: verdicts(&Measured::default()),
         });
         assert!(text.contains("12.3 commits on average (measured"));
+        assert!(text.contains("`SELECT 1` takes 640 µs"));
         assert!(text.contains("| push-only | push-only | 10 | 10 |"));
         assert!(text.contains("| target | wanted |"));
     }

@@ -1,7 +1,7 @@
 //! Connections to the measured database, and what they learn from it.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tidegate_engine::schema::Schema;
 use tidegate_store::Store;
@@ -10,6 +10,9 @@ use tokio_postgres::{Client, NoTls};
 
 use crate::cli::DEMO_SCHEMA;
 use crate::runner::LoadError;
+
+/// Queries of which the middle one tells how long a round trip takes.
+const ROUND_TRIPS: usize = 200;
 
 /// Epoch milliseconds.
 pub(super) fn now_ms() -> i64 {
@@ -53,6 +56,22 @@ pub async fn prepare(url: &str) -> Result<(), LoadError> {
     let prepared = store.ensure_schema(Arc::new(schema), &[], now_ms()).await;
     store.close().await;
     prepared.map(|_| ()).map_err(|error| setup(&error))
+}
+
+/// How long `SELECT 1` takes on a connection that does nothing else: the median of 200.
+///
+/// # Errors
+/// When the database does not answer.
+pub async fn round_trip(url: &str) -> Result<Duration, LoadError> {
+    let client = connect(url).await?;
+    let mut times = [Duration::ZERO; ROUND_TRIPS];
+    for time in &mut times {
+        let asked = Instant::now();
+        client.simple_query("SELECT 1").await.map_err(refused)?;
+        *time = asked.elapsed();
+    }
+    times.sort_unstable();
+    Ok(times[ROUND_TRIPS / 2])
 }
 
 /// How many commits of a partition after `after` shared a transaction, on average.

@@ -9,7 +9,7 @@ mod rows;
 use crate::cli::{Yardstick, YardstickArgs};
 use crate::runner::LoadError;
 
-pub use database::{mean_batch, prepare};
+pub use database::{mean_batch, prepare, round_trip};
 pub use floor::Floor;
 pub use rowlock::RowLock;
 
