@@ -97,6 +97,18 @@ enum Phase {
     Gone,
 }
 
+/// So many pushes are worth a batch of their own while another one is written, after
+/// batches of these sizes.
+///
+/// As many as the last ones held: those who wait for the one before have come back by
+/// then, and the larger a batch the less each push of it costs. Where the batch is sent
+/// ahead (see [`tidegate_store::Store::sends_ahead`]), two thirds: it is to be there when
+/// the one before ends, and the last third would often come too late for that.
+fn enough(sizes: [usize; 2], sent_ahead: bool) -> usize {
+    let batches = if sent_ahead { 3 } else { 2 };
+    sizes.iter().sum::<usize>().div_ceil(batches).max(1)
+}
+
 impl State {
     fn start_next(&mut self, limit: QueueLimit) -> Option<Work> {
         let enough = self
@@ -208,11 +220,10 @@ impl Inbox {
     }
 
     /// Lets the next batch begin beside the newest one, which is being written, as soon
-    /// as about as many pushes wait as the last batches held: those who wait for the one
-    /// before have come back by then. `true` = so many wait already.
-    pub fn expect_next(&self) -> bool {
+    /// as [`enough`] pushes wait. `true` = so many wait already.
+    pub fn expect_next(&self, sent_ahead: bool) -> bool {
         let mut state = self.state.lock();
-        let expected = state.sizes.iter().sum::<usize>().div_ceil(2).max(1);
+        let expected = enough(state.sizes, sent_ahead);
         state.expected = Some(expected);
         state.running == 1 && state.queue.len() >= expected
     }
@@ -338,5 +349,21 @@ impl Inbox {
             }
             idle.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::enough;
+
+    #[test]
+    fn a_batch_that_is_sent_ahead_waits_for_fewer() {
+        assert_eq!(enough([0, 0], false), 1);
+        assert_eq!(enough([0, 0], true), 1);
+        assert_eq!(enough([9, 8], false), 9);
+        assert_eq!(enough([9, 9], true), 6);
+        assert_eq!(enough([1, 0], true), 1);
+        // It never falls asleep: batches of one follow each other.
+        assert_eq!(enough([1, 1], true), 1);
     }
 }

@@ -67,7 +67,8 @@ impl GroupCommit {
         };
         self.partition.handover.give(self.ticket, given);
         self.handed_over = true;
-        if self.partition.inbox.expect_next() {
+        let sent_ahead = self.partition.service.store.sends_ahead();
+        if self.partition.inbox.expect_next(sent_ahead) {
             self.partition.wake();
         }
     }

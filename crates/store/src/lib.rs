@@ -340,6 +340,13 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         written.map(|()| None)
     }
 
+    /// Whether a chained batch is as a rule on its way to the database before the one
+    /// before it has ended, so that it gains to be decided early. Where it waits here
+    /// instead, it gains by taking more along.
+    fn sends_ahead(&self) -> bool {
+        false
+    }
+
     /// Begins a pessimistic commit: where the backend can, nobody else commits to
     /// the partition until the value is committed or dropped. For a partition
     /// that others write to as well, after a lost CAS: the CAS alone starves

@@ -518,6 +518,10 @@ impl Store for PostgresStore {
             .await
     }
 
+    fn sends_ahead(&self) -> bool {
+        true
+    }
+
     async fn begin_locked<'a>(
         &'a self,
         partition: &PartitionId,
