@@ -441,6 +441,20 @@ async fn what_keeps_a_store_from_opening_is_told_apart() {
         matches!(powerless, ConnectError::MissingPermission(_)),
         "{powerless:?}"
     );
+    // One grant of many is missing: told at the start, not by the first push.
+    let store = database.store().await;
+    prepare(&store).await;
+    database
+        .sql(&format!(
+            "GRANT ALL ON ALL TABLES IN SCHEMA public TO {user};
+             REVOKE DELETE ON sync_tombstones FROM {user}"
+        ))
+        .await;
+    let lacking = open(url.replace("postgres@", &format!("{user}@"))).await;
+    assert!(
+        matches!(lacking, ConnectError::MissingPermission(what) if what.contains("DELETE")),
+        "{lacking:?}"
+    );
     let name = url.rsplit('/').next().unwrap();
     database
         .sql(&format!(
@@ -455,7 +469,9 @@ async fn what_keeps_a_store_from_opening_is_told_apart() {
     let latin = Postgres::with("TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'");
     let encoding = open(latin.url()).await;
     assert!(matches!(encoding, ConnectError::NotUtf8), "{encoding:?}");
-    for error in [nobody, missing, stranger, powerless, standby, encoding] {
+    for error in [
+        nobody, missing, stranger, powerless, lacking, standby, encoding,
+    ] {
         assert!(!error.to_string().contains('\n') && !error.to_string().contains("127.0.0.1"));
     }
 }

@@ -14,6 +14,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Config, Error, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::core_schema;
 use super::failure::told;
 use super::options::{ConnectError, OLDEST_SERVER, PostgresOptions};
 
@@ -85,7 +86,7 @@ impl Manager {
         let session = self.connect().await.map_err(ConnectError::from_driver)?;
         let found = session
             .client
-            .query_one(PROBE, &[])
+            .query_one(PROBE, &[&core_schema::tables()])
             .await
             .map_err(ConnectError::from_driver)?;
         let version: i32 = found.get(0);
@@ -107,7 +108,7 @@ impl Manager {
         }
         if !found.get::<_, bool>(4) {
             return Err(ConnectError::MissingPermission(
-                "SELECT, INSERT, UPDATE and DELETE on the sync tables",
+                "SELECT, INSERT, UPDATE and DELETE on every table named sync_* or tidegate_*",
             ));
         }
         Ok(())
@@ -122,11 +123,12 @@ const PROBE: &str = "SELECT current_setting('server_version_num')::int,
    THEN coalesce(has_schema_privilege(current_schema(), 'CREATE, USAGE'), false)
      AND coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)
    ELSE true END,
- CASE WHEN to_regclass('sync_partitions') IS NULL THEN true ELSE
-   has_table_privilege(to_regclass('sync_partitions'), 'SELECT')
-   AND has_table_privilege(to_regclass('sync_partitions'), 'INSERT')
-   AND has_table_privilege(to_regclass('sync_partitions'), 'UPDATE')
-   AND has_table_privilege(to_regclass('sync_partitions'), 'DELETE') END";
+ NOT EXISTS (SELECT 1 FROM unnest($1::text[]) AS t(name)
+   WHERE to_regclass(t.name) IS NOT NULL AND NOT (
+     has_table_privilege(to_regclass(t.name), 'SELECT')
+     AND has_table_privilege(to_regclass(t.name), 'INSERT')
+     AND has_table_privilege(to_regclass(t.name), 'UPDATE')
+     AND has_table_privilege(to_regclass(t.name), 'DELETE')))";
 
 impl ManageConnection for Manager {
     type Connection = Session;

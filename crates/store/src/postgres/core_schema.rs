@@ -427,6 +427,13 @@ pub(super) async fn missing(client: &Client) -> Result<Vec<String>, StoreError> 
     Ok(statements)
 }
 
+/// The names of the core tables.
+pub(super) fn tables() -> Vec<&'static str> {
+    let statements = TABLES.split(';').map(str::trim);
+    let tables = statements.filter(|statement| statement.starts_with("CREATE TABLE"));
+    tables.filter_map(created).collect()
+}
+
 /// The name of what a `CREATE … IF NOT EXISTS` creates.
 fn created(statement: &str) -> Option<&str> {
     let (_, rest) = statement.split_once("IF NOT EXISTS ")?;
