@@ -167,6 +167,8 @@ pub struct Postgres {
     pub pool_size: u32,
     /// Connections for bootstraps, ≥ 1.
     pub snapshot_pool_size: u32,
+    /// Group commits under way at a time; 0 = by the processors of this machine.
+    pub transactions: u32,
     /// Milliseconds.
     pub statement_timeout_ms: u64,
     /// Milliseconds.
@@ -357,6 +359,7 @@ impl Default for Config {
             postgres: Postgres {
                 pool_size: 16,
                 snapshot_pool_size: 16,
+                transactions: 0,
                 statement_timeout_ms: 30_000,
                 lock_timeout_ms: 15_000,
                 idle_in_transaction_timeout_ms: 60_000,
@@ -482,6 +485,12 @@ impl Config {
                 "sqlite.busy_timeout_ms",
                 self.sqlite.busy_timeout_ms,
                 MAX_MS,
+            ),
+            // Each takes a connection.
+            (
+                "postgres.transactions",
+                u64::from(self.postgres.transactions),
+                u64::from(self.postgres.pool_size),
             ),
             (
                 "limits.request_timeout_ms",
@@ -625,7 +634,7 @@ mod tests {
     #[test]
     fn values_that_would_break_something_further_down_are_refused() {
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 8] = [
+        let cases: [(&str, Spoil); 9] = [
             ("postgres.statement_timeout_ms", |config| {
                 config.postgres.statement_timeout_ms = 1 << 31;
             }),
@@ -633,6 +642,9 @@ mod tests {
                 config.postgres.migration_lock_timeout_ms = u64::MAX;
             }),
             ("http.workers", |config| config.http.workers = 513),
+            ("postgres.transactions", |config| {
+                config.postgres.transactions = config.postgres.pool_size + 1;
+            }),
             ("sqlite.reader_threads", |config| {
                 config.sqlite.reader_threads = 100_000;
             }),

@@ -1,6 +1,7 @@
 //! From the configuration to the schema, the store and the settings of the actors.
 
 use std::fs::DirBuilder;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -119,6 +120,7 @@ pub(super) fn postgres_options(config: &Config, url: String) -> PostgresOptions 
     PostgresOptions {
         pool_size: wanted.pool_size,
         snapshot_pool_size: wanted.snapshot_pool_size,
+        transactions: NonZero::new(wanted.transactions as usize),
         statement_timeout: Duration::from_millis(wanted.statement_timeout_ms),
         lock_timeout: Duration::from_millis(wanted.lock_timeout_ms),
         idle_in_transaction_timeout: Duration::from_millis(wanted.idle_in_transaction_timeout_ms),

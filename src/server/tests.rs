@@ -43,6 +43,7 @@ fn postgres_is_configured_as_the_store_would_be_by_itself() {
     let own = PostgresOptions::new(url);
     assert_eq!(configured.pool_size, own.pool_size);
     assert_eq!(configured.snapshot_pool_size, own.snapshot_pool_size);
+    assert_eq!(configured.transactions, own.transactions);
     assert_eq!(configured.statement_timeout, own.statement_timeout);
     assert_eq!(configured.lock_timeout, own.lock_timeout);
     assert_eq!(

@@ -131,7 +131,7 @@ impl PostgresStore {
             writes: Arc::new(tokio::sync::RwLock::new(())),
             preambles: Preambles::new(),
             needs: NeedsReader::new(),
-            writer: Writer::new(),
+            writer: Writer::new(options.transactions),
             plan: RwLock::new(None),
             ensured: tokio::sync::Mutex::new(None),
             migration_lock_timeout: options.migration_lock_timeout,

@@ -1,6 +1,7 @@
 //! How the database is reached, and why it could not be.
 
 use std::fmt;
+use std::num::NonZero;
 use std::time::Duration;
 
 use tokio_postgres::config::SslMode;
@@ -25,6 +26,9 @@ pub struct PostgresOptions {
     /// Connections for snapshots, at most. They are held while an answer
     /// streams, so they are apart: slow readers must not stop writers.
     pub snapshot_pool_size: u32,
+    /// Group commits of different partitions under way at a time, at most; `None` = one for
+    /// every two processors of this machine, up to four.
+    pub transactions: Option<NonZero<usize>>,
     /// A statement may not run longer.
     pub statement_timeout: Duration,
     /// A lock may not be waited for longer. A push behind a migration waits for it.
@@ -47,6 +51,7 @@ impl PostgresOptions {
             url: url.into(),
             pool_size: 16,
             snapshot_pool_size: 16,
+            transactions: None,
             statement_timeout: Duration::from_secs(30),
             lock_timeout: Duration::from_secs(15),
             idle_in_transaction_timeout: Duration::from_secs(60),

@@ -63,11 +63,14 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new() -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let transactions = processors / PROCESSORS_PER_TRANSACTION;
+    /// `transactions` of them are under way at a time, at most.
+    pub(super) fn new(transactions: Option<NonZero<usize>>) -> Self {
+        let by_processors = || {
+            let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+            (processors / PROCESSORS_PER_TRANSACTION).clamp(1, MOST_TRANSACTIONS)
+        };
         Self {
-            turns: Turns::new(transactions.clamp(1, MOST_TRANSACTIONS)),
+            turns: Turns::new(transactions.map_or_else(by_processors, NonZero::get)),
             flights: Arc::new(Flights::new()),
         }
     }
