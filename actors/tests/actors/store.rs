@@ -384,6 +384,30 @@ impl LockedPartition for Held<'_> {
 impl CheckpointStore for TestStore {}
 impl OperatorStore for TestStore {}
 
+impl TestStore {
+    fn preamble(&self, partition: &PartitionId) -> Preamble {
+        let epoch = LogEpoch::from("epoch");
+        let stored_version = self.published.lock().unwrap_or(SchemaVersion(1));
+        Preamble {
+            registry: Registry {
+                log_epoch: epoch.clone(),
+                epoch_required: false,
+            },
+            gate: GateToken {
+                stored_version,
+                log_epoch: Some(epoch),
+                pending: Vec::new(),
+            },
+            bounds: LogBounds {
+                max: self.with(partition, |log| log.max),
+                horizon: CommitSeq(0),
+            },
+            layout_floor: CommitSeq(0),
+            client: None,
+        }
+    }
+}
+
 #[async_trait]
 impl Store for TestStore {
     async fn read_needs(
@@ -445,40 +469,14 @@ impl Store for TestStore {
     ) -> Result<SchemaOutcome, StoreError> {
         Err(StoreError::Closed)
     }
-    async fn read_preamble(
+    async fn read_preamble_ahead(
         &self,
         partition: &PartitionId,
         _: &ClientId,
         _: Touch,
-    ) -> Result<Preamble, StoreError> {
-        let epoch = LogEpoch::from("epoch");
-        let stored_version = self.published.lock().unwrap_or(SchemaVersion(1));
-        Ok(Preamble {
-            registry: Registry {
-                log_epoch: epoch.clone(),
-                epoch_required: false,
-            },
-            gate: GateToken {
-                stored_version,
-                log_epoch: Some(epoch),
-                pending: Vec::new(),
-            },
-            bounds: LogBounds {
-                max: self.with(partition, |log| log.max),
-                horizon: CommitSeq(0),
-            },
-            layout_floor: CommitSeq(0),
-            client: None,
-        })
-    }
-    async fn read_preamble_ahead(
-        &self,
-        partition: &PartitionId,
-        client: &ClientId,
-        touch: Touch,
         ahead: Needs,
     ) -> Result<(Preamble, Option<Fetched>), StoreError> {
-        let preamble = self.read_preamble(partition, client, touch).await?;
+        let preamble = self.preamble(partition);
         let fetched = self.with(partition, |log| log.fetch(&ahead));
         Ok((preamble, Some(fetched)))
     }

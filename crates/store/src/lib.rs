@@ -284,7 +284,11 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         partition: &PartitionId,
         client: &ClientId,
         touch: Touch,
-    ) -> Result<Preamble, StoreError>;
+    ) -> Result<Preamble, StoreError> {
+        let nothing = Needs::default();
+        let read = self.read_preamble_ahead(partition, client, touch, nothing);
+        Ok(read.await?.0)
+    }
 
     /// [`Store::read_preamble`], and in the same round trip what the request's commits
     /// will need: rows and results, no children. `None` = it was not read with it; the
@@ -295,11 +299,7 @@ pub trait Store: CheckpointStore + OperatorStore + 'static {
         client: &ClientId,
         touch: Touch,
         ahead: Needs,
-    ) -> Result<(Preamble, Option<Fetched>), StoreError> {
-        let _ = ahead;
-        let preamble = self.read_preamble(partition, client, touch).await?;
-        Ok((preamble, None))
-    }
+    ) -> Result<(Preamble, Option<Fetched>), StoreError>;
 
     /// The gate token and the bounds, fresh.
     async fn read_gate(

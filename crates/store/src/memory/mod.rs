@@ -167,29 +167,13 @@ impl OperatorStore for MemoryStore {
     }
 }
 
-#[async_trait]
-impl Store for MemoryStore {
-    async fn ensure_schema_observed(
-        &self,
-        schema: Arc<Schema>,
-        declarations: &[Declaration],
-        _now_ms: i64,
-        _observer: Arc<dyn MigrationObserver>,
-    ) -> Result<SchemaOutcome, StoreError> {
-        if !declarations.is_empty() {
-            return Err(StoreError::CheckpointUnsupported);
-        }
-        self.open()?;
-        let outcome = self.state.lock().ensure_schema(Arc::clone(&schema))?;
-        *self.running.lock() = Some(schema);
-        Ok(outcome)
-    }
-
-    async fn read_preamble(
+impl MemoryStore {
+    /// The preamble; a new partition is registered.
+    fn preamble(
         &self,
         partition: &PartitionId,
         client: &ClientId,
-        touch: Touch,
+        touch: &Touch,
     ) -> Result<Preamble, StoreError> {
         let mut state = self.readable()?;
         let entry = state.partition_mut(partition);
@@ -216,6 +200,25 @@ impl Store for MemoryStore {
             client: found.clients.get(client).cloned(),
         })
     }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn ensure_schema_observed(
+        &self,
+        schema: Arc<Schema>,
+        declarations: &[Declaration],
+        _now_ms: i64,
+        _observer: Arc<dyn MigrationObserver>,
+    ) -> Result<SchemaOutcome, StoreError> {
+        if !declarations.is_empty() {
+            return Err(StoreError::CheckpointUnsupported);
+        }
+        self.open()?;
+        let outcome = self.state.lock().ensure_schema(Arc::clone(&schema))?;
+        *self.running.lock() = Some(schema);
+        Ok(outcome)
+    }
 
     async fn read_preamble_ahead(
         &self,
@@ -224,7 +227,7 @@ impl Store for MemoryStore {
         touch: Touch,
         ahead: Needs,
     ) -> Result<(Preamble, Option<Fetched>), StoreError> {
-        let preamble = self.read_preamble(partition, client, touch).await?;
+        let preamble = self.preamble(partition, client, &touch)?;
         if keys(&ahead) == 0 {
             return Ok((preamble, None));
         }

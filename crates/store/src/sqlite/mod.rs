@@ -225,19 +225,6 @@ impl Store for SqliteStore {
         Ok(outcome)
     }
 
-    async fn read_preamble(
-        &self,
-        partition: &PartitionId,
-        client: &ClientId,
-        touch: Touch,
-    ) -> Result<Preamble, StoreError> {
-        let ahead = Needs::default();
-        let (preamble, _) = self
-            .read_preamble_ahead(partition, client, touch, ahead)
-            .await?;
-        Ok(preamble)
-    }
-
     async fn read_preamble_ahead(
         &self,
         partition: &PartitionId,
