@@ -2,6 +2,7 @@
 //! (docs/postgres.md, "Roles").
 
 use std::process::Output;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tidegate_client::OutcomeStatus;
 use tidegate_test_postgres::{Database, Server as Postgres};
@@ -24,7 +25,10 @@ struct Roles {
 impl Roles {
     async fn made() -> Self {
         let postgres = Postgres::shared().unwrap_or_else(|error| panic!("{error}"));
-        let stem = format!("tidegate_{}", std::process::id());
+        // The roles of a cluster are every test's.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let stem = format!("tidegate_{}_{number}", std::process::id());
         let (owner, serving) = (format!("{stem}_owner"), format!("{stem}_serving"));
         for role in [&owner, &serving] {
             postgres
