@@ -8,21 +8,20 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_engine::CommitSeq;
-use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, LoggedCommit, Needs};
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, Needs};
 use tidegate_engine::push::Decision;
 use tidegate_store::{CommitError, Link, Passed, Store, chain};
 
 use crate::access::Access;
 use crate::batch::{Abandoned, Outcome};
-use crate::contention::Sight;
 use crate::deciding::{self, Deciding, Place, Progress, Violation};
 use crate::error::PushError;
 use crate::handover::{Ended, Lead, Ticket};
 use crate::partition::Partition;
 use crate::request::PushRequest;
 use crate::resolve::{self, Fate};
-use crate::view::{Adopted, Missing, View};
+use crate::standing::Standing;
+use crate::view::{Adopted, Missing};
 
 /// One commit of the batch.
 #[derive(Debug)]
@@ -47,21 +46,17 @@ pub(crate) struct GroupCommit {
     refused: Vec<Option<PushError>>,
     /// Per push: whether its binding is durable (or it has none).
     bound: Vec<bool>,
-    view: View,
+    standing: Standing,
     generation: u64,
     /// The batch before, while its end is not known.
     before: Option<Before>,
     ticket: Ticket,
     /// Whether what this batch knows is in the handover, or was.
     handed_over: bool,
-    commits: Vec<Arc<LoggedCommit>>,
     /// What the gate saw of the transaction that wrote everything.
     passed: Option<Arc<Passed>>,
-    moved_elsewhere: bool,
     /// Whether an attempt took the lock.
     locked: bool,
-    /// What is known of other writers.
-    sight: Sight,
 }
 
 /// A batch's place among those of its partition.
@@ -126,12 +121,9 @@ impl GroupCommit {
                 .iter()
                 .map(|request| request.bind.is_none())
                 .collect(),
-            view: View::new(known),
-            commits: Vec::new(),
+            standing: Standing::new(Arc::clone(&partition), known),
             passed: None,
-            moved_elsewhere: false,
             locked: false,
-            sight: Sight::Unknown,
             partition,
             requests,
             ahead,
@@ -163,12 +155,12 @@ impl GroupCommit {
             self.partition
                 .contention
                 .lock()
-                .batch_ended(self.sight, enough);
+                .batch_ended(self.standing.sight, enough);
             // What the next batch has taken over is that one's to keep.
             let known = if self.handed_over {
                 self.take_back().map(|given| given.known)
             } else {
-                Some(self.view.into_known())
+                Some(self.standing.view.into_known())
             };
             if let Some(known) = known {
                 self.partition.keep_known(known, self.generation);
@@ -196,9 +188,9 @@ impl GroupCommit {
         Outcome {
             answers,
             passed: self.passed,
-            commits: self.commits,
+            commits: self.standing.commits,
             records_durable: self.records_durable,
-            moved_elsewhere: self.moved_elsewhere,
+            moved_elsewhere: self.standing.moved_elsewhere,
         }
     }
 
@@ -303,7 +295,7 @@ impl GroupCommit {
                     attempt += 1;
                     violation = None;
                     self.partition.contention.lock().overtaken();
-                    self.lost_race();
+                    self.standing.lost_race();
                 }
                 Err(CommitError::OutcomeUnknown(source)) => {
                     tracing::warn!(partition = %self.partition.id, %source, "a commit's outcome is unknown");
@@ -317,11 +309,11 @@ impl GroupCommit {
                         Fate::Lost => {
                             attempt += 1;
                             violation = None;
-                            self.lost_race();
+                            self.standing.lost_race();
                         }
                         Fate::Unknown => {
                             self.distrust();
-                            self.moved_elsewhere = true;
+                            self.standing.moved_elsewhere = true;
                             return Err(PushError::unavailable());
                         }
                     }
@@ -332,7 +324,7 @@ impl GroupCommit {
                 Err(refusal @ CommitError::Constraint { .. }) => {
                     // Not even its rejection can be stored: it fails, and nobody else does.
                     self.distrust();
-                    let failure = self.refused(refusal);
+                    let failure = self.standing.refused(refusal);
                     for at in undecided {
                         self.fail_from(self.entries[at].place, &failure);
                     }
@@ -340,7 +332,7 @@ impl GroupCommit {
                 }
                 Err(refusal) => {
                     self.distrust();
-                    let error = self.refused(refusal);
+                    let error = self.standing.refused(refusal);
                     let service = &self.partition.service;
                     return Err(service.explain(&self.partition.id, error).await);
                 }
@@ -369,17 +361,17 @@ impl GroupCommit {
             // The batch before must not wait for a lock that this one holds.
             self.follow().await;
         }
-        let expected = self.view.position();
+        let expected = self.standing.view.position();
         let mut access = self.begin(store, pessimistic).await?;
         // Of use once: by then it is in the view, or too old for it.
         let ahead = std::mem::take(&mut self.ahead);
-        if !access.is_locked() && self.view.adopt(ahead) == Adopted::Moved {
-            self.lost_race();
+        if !access.is_locked() && self.standing.view.adopt(ahead) == Adopted::Moved {
+            self.standing.lost_race();
         }
         let Some(fetched) = self.supply(&mut access, &needs).await? else {
             return Ok(Attempt::Moved);
         };
-        if access.is_locked() && !self.head_is_ours(expected, fetched.max) {
+        if access.is_locked() && !self.standing.head_is_ours(expected, fetched.max) {
             *violation = None;
         }
         let requests = Arc::clone(&self.requests);
@@ -388,7 +380,7 @@ impl GroupCommit {
         let mut asked = None;
         let (candidate, decisions) = loop {
             if run.provide(&fetched).is_err() {
-                self.lost_race();
+                self.standing.lost_race();
                 return Ok(Attempt::Moved);
             }
             let progress = match &*violation {
@@ -443,25 +435,14 @@ impl GroupCommit {
         if !std::mem::replace(&mut self.locked, true) {
             self.partition.service.counters.pessimistic_batches.add(1);
         }
-        self.view.forget();
+        self.standing.view.forget();
         match Access::locked(store, &self.partition.id).await {
             Ok(access) => Ok(access),
             Err(error) => {
                 self.distrust();
-                Err(self.refused(error))
+                Err(self.standing.refused(error))
             }
         }
-    }
-
-    /// Whether the head read under the lock is where this process left the log. If it is
-    /// not, the tail and the observer are told, as of a lost race.
-    fn head_is_ours(&mut self, expected: Option<CommitSeq>, head: CommitSeq) -> bool {
-        match expected {
-            Some(expected) if expected == head => self.sight = self.sight.and(Sight::Quiet),
-            Some(_) => self.note_foreign_commit(),
-            None => {}
-        }
-        expected == Some(head)
     }
 
     async fn supply(
@@ -469,18 +450,23 @@ impl GroupCommit {
         access: &mut Access<'_>,
         needs: &Needs,
     ) -> Result<Option<Fetched>, PushError> {
-        if self.before.is_some() && self.view.lacks(needs) {
+        if self.before.is_some() && self.standing.view.lacks(needs) {
             self.follow().await;
         }
-        match self.view.supply(&self.partition, access, needs).await {
+        match self
+            .standing
+            .view
+            .supply(&self.partition, access, needs)
+            .await
+        {
             Ok(fetched) => Ok(Some(fetched)),
             Err(Missing::Moved) => {
-                self.note_foreign_commit();
+                self.standing.note_foreign_commit();
                 Ok(None)
             }
             Err(Missing::Store(error)) => {
                 self.distrust();
-                let error = self.refused(error);
+                let error = self.standing.refused(error);
                 let service = &self.partition.service;
                 Err(service.explain(&self.partition.id, error).await)
             }
@@ -496,14 +482,10 @@ impl GroupCommit {
     ) {
         if let Some(batch) = batch {
             if !self.handed_over {
-                self.view.absorb(batch);
+                self.standing.view.absorb(batch);
             }
-            let commits: Vec<Arc<LoggedCommit>> = decisions
-                .iter()
-                .filter_map(|decision| decision.commit().cloned())
-                .collect();
-            self.partition.tail.append(&commits);
-            self.commits.extend(commits);
+            let commits = decisions.iter().filter_map(Decision::commit).cloned();
+            self.standing.committed(commits);
             let pushes: Vec<usize> = entries
                 .iter()
                 .map(|at| self.entries[*at].place.push)
@@ -527,33 +509,9 @@ impl GroupCommit {
         }
     }
 
-    /// Somebody else committed: whatever was known is not true any more.
-    fn lost_race(&mut self) {
-        self.view.forget();
-        self.note_foreign_commit();
-    }
-
-    fn note_foreign_commit(&mut self) {
-        self.partition.service.counters.lost_races.add(1);
-        self.partition.tail.invalidate();
-        self.moved_elsewhere = true;
-        self.sight = Sight::Foreign;
-    }
-
     fn distrust(&mut self) {
         self.withdraw();
-        self.view.forget();
-        self.partition.tail.invalidate();
-    }
-
-    /// What the callers are told when nothing was written.
-    fn refused(&self, error: impl Into<CommitError>) -> PushError {
-        let partition = &self.partition;
-        PushError::refused(
-            &partition.id,
-            partition.service.schema.version(),
-            error.into(),
-        )
+        self.standing.distrust();
     }
 }
 

@@ -34,6 +34,7 @@ mod row_cache;
 mod serve;
 mod service;
 mod settings;
+mod standing;
 mod statistics;
 mod tail;
 mod trail;

@@ -23,14 +23,14 @@ use tokio::sync::oneshot;
 
 use crate::access::Access;
 use crate::batch::{self, Abandoned, Finish};
-use crate::contention::Sight;
 use crate::error::PushError;
 use crate::failpoint::failpoint;
 use crate::group_commit::pause_before;
 use crate::partition::Partition;
 use crate::resolve::{self, Fate};
 use crate::service::Service;
-use crate::view::{Missing, View};
+use crate::standing::Standing;
+use crate::view::Missing;
 use deciding::Deciding;
 
 /// What became of a page.
@@ -130,12 +130,9 @@ struct PageCommit {
     page: Arc<BackfillPage>,
     moved: Moved,
     abandoned: Abandoned,
-    view: View,
+    standing: Standing,
     generation: u64,
-    commits: Vec<Arc<LoggedCommit>>,
-    moved_elsewhere: bool,
     locked: bool,
-    sight: Sight,
 }
 
 /// How an attempt went.
@@ -157,16 +154,13 @@ impl PageCommit {
     ) -> Self {
         let (known, generation) = partition.take_known();
         Self {
+            standing: Standing::new(Arc::clone(&partition), known),
             partition,
             page,
             moved,
             abandoned,
-            view: View::new(known),
             generation,
-            commits: Vec::new(),
-            moved_elsewhere: false,
             locked: false,
-            sight: Sight::Unknown,
         }
     }
 
@@ -175,13 +169,16 @@ impl PageCommit {
         if !self.abandoned.is_set() {
             let partition = &self.partition;
             let enough = partition.service.settings.quiet_batches;
-            partition.contention.lock().batch_ended(self.sight, enough);
-            partition.keep_known(self.view.into_known(), self.generation);
+            partition
+                .contention
+                .lock()
+                .batch_ended(self.standing.sight, enough);
+            partition.keep_known(self.standing.view.into_known(), self.generation);
         }
         Done {
             outcome,
-            commits: self.commits,
-            moved_elsewhere: self.moved_elsewhere,
+            commits: self.standing.commits,
+            moved_elsewhere: self.standing.moved_elsewhere,
         }
     }
 
@@ -219,7 +216,7 @@ impl PageCommit {
                 Err(CommitError::Superseded) => return Ok(PageOutcome::Superseded),
                 Err(CommitError::SequenceMoved) => {
                     self.partition.contention.lock().overtaken();
-                    self.lost_race();
+                    self.standing.lost_race();
                 }
                 Err(CommitError::OutcomeUnknown(source)) => {
                     tracing::warn!(partition = %self.partition.id, %source, "a page's outcome is unknown");
@@ -227,24 +224,24 @@ impl PageCommit {
                         Fate::Durable => {
                             let outcome = self.accept(&batch);
                             // Whoever wrote since then is unknown as well.
-                            self.distrust();
+                            self.standing.distrust();
                             return Ok(outcome);
                         }
-                        Fate::Lost => self.lost_race(),
+                        Fate::Lost => self.standing.lost_race(),
                         Fate::Unknown => {
-                            self.distrust();
-                            self.moved_elsewhere = true;
+                            self.standing.distrust();
+                            self.standing.moved_elsewhere = true;
                             return Err(PushError::unavailable());
                         }
                     }
                 }
                 Err(CommitError::Constraint { key }) => {
-                    self.distrust();
+                    self.standing.distrust();
                     return Err(self.violated(key.as_ref()));
                 }
                 Err(refusal) => {
-                    self.distrust();
-                    return Err(self.refused(refusal));
+                    self.standing.distrust();
+                    return Err(self.standing.refused(refusal));
                 }
             }
             attempt += 1;
@@ -255,7 +252,7 @@ impl PageCommit {
 
     /// Looks at what the page finds, decides it, and makes the transaction.
     async fn attempt<'s>(&mut self, service: &'s Arc<Service>) -> Result<Attempt<'s>, PushError> {
-        let expected = self.view.position();
+        let expected = self.standing.view.position();
         let mut access = self.begin(service).await?;
         let mut needs = Needs::default();
         needs.results.insert(self.page.key.clone());
@@ -264,7 +261,7 @@ impl PageCommit {
             return Ok(Attempt::Overtaken);
         };
         if access.is_locked() {
-            self.compare(expected, fetched.max);
+            self.standing.head_is_ours(expected, fetched.max);
         }
         // Before anything else: a page that is there is done, unreadable or not.
         let recorded = fetched
@@ -359,7 +356,7 @@ impl PageCommit {
             };
             if work.candidate.provide(&provided).is_err() || work.candidate.provide(&more).is_err()
             {
-                self.lost_race();
+                self.standing.lost_race();
                 return Ok(None);
             }
             provided = Fetched {
@@ -393,19 +390,10 @@ impl PageCommit {
         if !std::mem::replace(&mut self.locked, true) {
             service.counters.pessimistic_batches.add(1);
         }
-        self.view.forget();
+        self.standing.view.forget();
         match Access::locked(&*service.store, &self.partition.id).await {
             Ok(access) => Ok(access),
             Err(error) => Err(self.storage_failed(error)),
-        }
-    }
-
-    /// Under the lock: whether the head is where this process left the log.
-    fn compare(&mut self, expected: Option<CommitSeq>, head: CommitSeq) {
-        match expected {
-            Some(expected) if expected == head => self.sight = self.sight.and(Sight::Quiet),
-            Some(_) => self.note_foreign_commit(),
-            None => {}
         }
     }
 
@@ -414,10 +402,15 @@ impl PageCommit {
         access: &mut Access<'_>,
         needs: &Needs,
     ) -> Result<Option<Fetched>, PushError> {
-        match self.view.supply(&self.partition, access, needs).await {
+        match self
+            .standing
+            .view
+            .supply(&self.partition, access, needs)
+            .await
+        {
             Ok(fetched) => Ok(Some(fetched)),
             Err(Missing::Moved) => {
-                self.note_foreign_commit();
+                self.standing.note_foreign_commit();
                 Ok(None)
             }
             Err(Missing::Store(error)) => Err(self.storage_failed(error)),
@@ -425,39 +418,15 @@ impl PageCommit {
     }
 
     fn accept(&mut self, batch: &Arc<CommitBatch>) -> PageOutcome {
-        self.view.absorb(batch);
-        let commits = batch.commits.clone();
-        self.partition.tail.append(&commits);
-        let seq = commits.last().map(|commit| commit.seq);
-        self.commits.extend(commits);
+        self.standing.view.absorb(batch);
+        self.standing.committed(batch.commits.iter().cloned());
+        let seq = batch.commits.last().map(|commit| commit.seq);
         PageOutcome::Committed { seq }
     }
 
-    fn lost_race(&mut self) {
-        self.view.forget();
-        self.note_foreign_commit();
-    }
-
-    fn note_foreign_commit(&mut self) {
-        self.partition.service.counters.lost_races.add(1);
-        self.partition.tail.invalidate();
-        self.moved_elsewhere = true;
-        self.sight = Sight::Foreign;
-    }
-
-    fn distrust(&mut self) {
-        self.view.forget();
-        self.partition.tail.invalidate();
-    }
-
     fn storage_failed(&mut self, error: StoreError) -> PushError {
-        self.distrust();
-        self.refused(error)
-    }
-
-    fn refused(&self, error: impl Into<CommitError>) -> PushError {
-        let running = self.partition.service.schema.version();
-        PushError::refused(&self.partition.id, running, error.into())
+        self.standing.distrust();
+        self.standing.refused(error)
     }
 
     /// The page can never be written as it was computed.

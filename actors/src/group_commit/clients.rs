@@ -89,7 +89,7 @@ impl GroupCommit {
                 self.clients_written(unbound);
                 Ok(())
             }
-            Err(error) => Err(self.refused(error)),
+            Err(error) => Err(self.standing.refused(error)),
         }
     }
 }

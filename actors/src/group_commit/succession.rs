@@ -43,7 +43,7 @@ impl GroupCommit {
         if !stands {
             self.withdraw();
             let (known, generation) = self.partition.take_known();
-            self.view = View::new(known);
+            self.standing.view = View::new(known);
             self.generation = generation;
         }
         stands
@@ -57,9 +57,9 @@ impl GroupCommit {
         if !decides_ahead || batch.commits.is_empty() || self.binds() {
             return;
         }
-        self.view.absorb(batch);
+        self.standing.view.absorb(batch);
         let nothing = View::new(self.partition.nothing_known());
-        let known = std::mem::replace(&mut self.view, nothing).into_known();
+        let known = std::mem::replace(&mut self.standing.view, nothing).into_known();
         let given = Given {
             known,
             generation: self.generation,
