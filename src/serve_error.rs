@@ -112,20 +112,7 @@ pub enum ServeError {
     Forced(&'static str),
 }
 
-/// An error with its causes on one line.
-pub(crate) fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text.replace('\n', " ")
-}
+pub(crate) use tidegate_store::error_chain as chain;
 
 impl ServeError {
     /// The exit code of the process (`tidegate --help` lists them).

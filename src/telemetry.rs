@@ -8,8 +8,9 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::config::{Log, LogFormat};
 
 /// The HTTP library reports every malformed request as an error of ours, and its
-/// own start line by line. What the configuration says of the same targets wins.
-const QUIET: &str = "actix_http=off,actix_server=warn";
+/// own start line by line; the driver repeats the database's notices. What the
+/// configuration says of the same targets wins.
+const QUIET: &str = "actix_http=off,actix_server=warn,tokio_postgres=warn";
 
 /// Says why `directives` is no log filter.
 pub(crate) fn check_filter(directives: &str) -> Result<(), String> {

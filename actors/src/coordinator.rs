@@ -15,7 +15,9 @@ use tidegate_engine::backfill::projection::Projection;
 use tidegate_engine::gate::PendingCheckpoint;
 use tidegate_engine::schema::Schema;
 use tidegate_store::operating::{MigrationPlan, MigrationStep};
-use tidegate_store::{Declaration, MigrationObserver, SchemaOutcome, Store, StoreError};
+use tidegate_store::{
+    Declaration, MigrationObserver, SchemaOutcome, Store, StoreError, error_chain,
+};
 use tokio::sync::oneshot;
 
 use crate::clock::{Clock, timers_run};
@@ -233,7 +235,7 @@ impl Shared {
             Ok(stored) => self.saw(stored),
             Err(StoreError::Unsupported) => {}
             Err(error) => {
-                tracing::warn!(error = ?error, "the published version cannot be read");
+                tracing::warn!(error = %error_chain(&error), "the published version cannot be read");
                 return;
             }
         }
@@ -243,7 +245,9 @@ impl Shared {
         match self.look_at_checkpoints().await {
             Ok(undeclared) => self.saw_undeclared(undeclared),
             Err(StoreError::CheckpointUnsupported) => {}
-            Err(error) => tracing::warn!(error = ?error, "checkpoints cannot be read"),
+            Err(error) => {
+                tracing::warn!(error = %error_chain(&error), "checkpoints cannot be read")
+            }
         }
     }
 

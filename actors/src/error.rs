@@ -3,7 +3,7 @@
 use ssp2::{ErrorCode, SyncError};
 use tidegate_engine::gate::GateRefusal;
 use tidegate_engine::{PartitionId, SchemaVersion};
-use tidegate_store::{CommitError, StoreError};
+use tidegate_store::{CommitError, StoreError, error_chain};
 
 /// A push that failed as a whole. None of its commits is known to be undecided and
 /// durable at once: repeating it is always safe (§6.1, idempotency by commit id).
@@ -94,13 +94,13 @@ impl PushError {
             }
             CommitError::FenceRejected => Self::fenced(),
             CommitError::Store(StoreError::Unavailable(source)) => {
-                let error = &*source as &(dyn std::error::Error + 'static);
+                let error = error_chain(&*source);
                 tracing::warn!(%partition, error, "the database is unavailable");
                 Self::unavailable()
             }
             CommitError::Store(StoreError::Closed) => Self::unavailable(),
             other => {
-                let error = &other as &(dyn std::error::Error + 'static);
+                let error = error_chain(&other);
                 tracing::error!(%partition, error, "a batch failed");
                 Self::internal()
             }

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, Needs};
+use tidegate_engine::model::{ClientRecord, CommitBatch, Fetched, Needs, RowKey};
 use tidegate_engine::push::Decision;
-use tidegate_store::{CommitError, Link, Passed, Store, chain};
+use tidegate_store::{CommitError, Link, Passed, Store, chain, error_chain};
 
 use crate::access::Access;
 use crate::batch::{Abandoned, Outcome};
@@ -90,8 +90,9 @@ enum Attempt<'s> {
 /// How a part of the batch ended.
 enum Part {
     Settled,
-    /// Nothing was written: some row violates a constraint.
-    Violated(Violation),
+    /// Nothing was written: some row violates a constraint, which the commit of this entry
+    /// wrote, if that is known.
+    Violated(Violation, Option<usize>),
 }
 
 impl GroupCommit {
@@ -199,16 +200,24 @@ impl GroupCommit {
     async fn settle(&mut self) -> Result<(), PushError> {
         let mut parts = vec![(0..self.entries.len(), None)];
         while let Some((part, violation)) = parts.pop() {
-            if let Part::Violated(key) = self.write_part(part.clone(), violation).await? {
-                if part.len() > 1 {
-                    let middle = part.start + part.len() / 2;
-                    // The left one goes first: log order is queue order.
-                    parts.push((middle..part.end, None));
-                    parts.push((part.start..middle, None));
-                } else {
-                    parts.push((part, Some(key)));
-                }
+            let Part::Violated(key, culprit) = self.write_part(part.clone(), violation).await?
+            else {
+                continue;
+            };
+            if part.len() == 1 {
+                parts.push((part, Some(key)));
+                continue;
             }
+            // What comes first goes first: log order is queue order.
+            let pieces = match culprit.filter(|at| part.contains(at)) {
+                Some(at) => [part.start..at, at..at + 1, at + 1..part.end],
+                None => {
+                    let middle = part.start + part.len() / 2;
+                    [part.start..middle, middle..part.end, part.end..part.end]
+                }
+            };
+            let pieces = pieces.into_iter().filter(|piece| !piece.is_empty());
+            parts.extend(pieces.rev().map(|piece| (piece, None)));
         }
         Ok(())
     }
@@ -251,7 +260,7 @@ impl GroupCommit {
                     continue;
                 }
                 Attempt::WithoutOne => continue,
-                Attempt::Apart => return Ok(Part::Violated(None)),
+                Attempt::Apart => return Ok(Part::Violated(None, None)),
             };
             if batch.commits.is_empty() && batch.results.is_empty() {
                 // What it repeats may be what the batch before is still writing.
@@ -298,7 +307,7 @@ impl GroupCommit {
                     self.standing.lost_race();
                 }
                 Err(CommitError::OutcomeUnknown(source)) => {
-                    tracing::warn!(partition = %self.partition.id, %source, "a commit's outcome is unknown");
+                    tracing::warn!(partition = %self.partition.id, source = error_chain(&*source), "a commit's outcome is unknown");
                     match resolve::fate(&self.partition, &batch).await {
                         Fate::Durable => {
                             self.accept(&undecided, decisions, Some(&batch));
@@ -319,7 +328,8 @@ impl GroupCommit {
                     }
                 }
                 Err(CommitError::Constraint { key }) if violation.is_none() => {
-                    return Ok(Part::Violated(key));
+                    let culprit = key.as_ref().and_then(|key| last_writer(&decisions, key));
+                    return Ok(Part::Violated(key, culprit.map(|nth| undecided[nth])));
                 }
                 Err(refusal @ CommitError::Constraint { .. }) => {
                     // Not even its rejection can be stored: it fails, and nobody else does.
@@ -513,6 +523,14 @@ impl GroupCommit {
         self.withdraw();
         self.standing.distrust();
     }
+}
+
+/// The last of the decisions whose commit wrote the row.
+fn last_writer(decisions: &[Decision], key: &RowKey) -> Option<usize> {
+    decisions.iter().rposition(|decision| {
+        let changes = decision.commit().map(|commit| &commit.changes);
+        changes.is_some_and(|changes| changes.iter().any(|change| change.key == *key))
+    })
 }
 
 /// Lets a foreign writer finish before a later attempt; the first two follow at once.

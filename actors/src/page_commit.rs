@@ -18,7 +18,7 @@ use tidegate_engine::model::{
     StoredPushResult,
 };
 use tidegate_engine::push::{Candidate, Decision, Step};
-use tidegate_store::{CommitError, StoreError};
+use tidegate_store::{CommitError, StoreError, error_chain};
 use tokio::sync::oneshot;
 
 use crate::access::Access;
@@ -219,7 +219,7 @@ impl PageCommit {
                     self.standing.lost_race();
                 }
                 Err(CommitError::OutcomeUnknown(source)) => {
-                    tracing::warn!(partition = %self.partition.id, %source, "a page's outcome is unknown");
+                    tracing::warn!(partition = %self.partition.id, source = error_chain(&*source), "a page's outcome is unknown");
                     match resolve::fate(&self.partition, &batch).await {
                         Fate::Durable => {
                             let outcome = self.accept(&batch);

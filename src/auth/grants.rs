@@ -111,7 +111,8 @@ impl ResolveScopes for Grants {
             }
             // Whatever the database's trouble is, it is not a decision to revoke.
             Err(error) => {
-                tracing::warn!(%error, "grants cannot be read");
+                let error = tidegate_store::error_chain(&error);
+                tracing::warn!(error, "grants cannot be read");
                 Resolution::Outage
             }
         }

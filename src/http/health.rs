@@ -63,7 +63,11 @@ async fn storage(service: &Service) -> &'static str {
     match tokio::time::timeout(PROBE_TIMEOUT, service.check_storage()).await {
         Ok(Ok(())) => "serving",
         Ok(Err(error)) => {
-            tracing::warn!(%error, "the readiness probe found no database that takes writes");
+            let error = tidegate_store::error_chain(&error);
+            tracing::warn!(
+                error,
+                "the readiness probe found no database that takes writes"
+            );
             "storage_unavailable"
         }
         Err(_) => "storage_unavailable",

@@ -14,7 +14,7 @@ use tidegate_engine::PartitionId;
 use tidegate_engine::backfill::checkpoint::{self, Activation, Checkpoint, CheckpointState};
 use tidegate_engine::backfill::pacing::Pace;
 use tidegate_engine::backfill::projection::source_names;
-use tidegate_store::{BackfillControl, StoreError};
+use tidegate_store::{BackfillControl, StoreError, error_chain};
 use tokio::time::Instant;
 
 use super::watched::{Start, Watched};
@@ -147,7 +147,7 @@ impl Supervisor {
                 Ok((checkpoints, controls)) => actor.take_up(&checkpoints, &controls, ctx),
                 Err(StoreError::CheckpointUnsupported | StoreError::Closed) => {}
                 Err(error) => {
-                    tracing::warn!(error = ?error, "checkpoints cannot be read; trying again");
+                    tracing::warn!(error = %error_chain(&error), "checkpoints cannot be read; trying again");
                 }
             }
         }));

@@ -194,3 +194,19 @@ pub enum CommitError {
     #[error(transparent)]
     Store(#[from] StoreError),
 }
+
+/// An error and all of its causes in one line, for the log and the operator. What a cause
+/// says is the database's or the driver's own: it belongs into no answer to a client.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text.replace('\n', " ")
+}

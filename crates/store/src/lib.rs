@@ -36,7 +36,7 @@ use tidegate_engine::{ClientId, CommitSeq, LogEpoch, PartitionId, SchemaVersion,
 
 pub use chain::{Link, Settle, chain};
 pub use checkpoints::{Activate, BackfillControl, CheckpointStore};
-pub use error::{CommitError, StoreError};
+pub use error::{CommitError, StoreError, chain as error_chain};
 pub use locked::LockedPartition;
 pub use operating::{MigrationObserver, OperatorStore, Unobserved};
 

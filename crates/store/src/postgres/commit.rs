@@ -231,6 +231,8 @@ async fn pipelined(
     let outcomes = in_order(futures).await;
     pausing_failpoint("store.batch.after_commit").await;
     let commit_sent = outcomes.len() == steps_sent;
+    // The COMMIT of a failed transaction ends it.
+    let commit_ended = commit_sent && outcomes.last().is_some_and(Result::is_ok);
     // The driver calls COMMIT of a failed transaction a success: only all
     // successes together are one. What follows the first failure is its echo.
     let failure = outcomes
@@ -251,7 +253,11 @@ async fn pipelined(
     if lost {
         return Err(CommitError::OutcomeUnknown(Box::new(error)));
     }
-    session.rollback().await;
+    if commit_ended {
+        session.in_doubt = false;
+    } else {
+        session.rollback().await;
+    }
     Err(commit_error(plan, CONTEXT, error))
 }
 
@@ -263,7 +269,7 @@ async fn run(session: &Session, step: &Step<'_>, statement: &Statement) -> Resul
         .map(|_| ())
 }
 
-/// A batch that violates a constraint, with a savepoint around each row: they stand in
+/// A batch that violates a constraint, with savepoints around its rows: they stand in
 /// their final state, and one may hold a unique value that another one gives up. One
 /// statement per table cannot sort that out. A refused row is tried again as long as others
 /// still make progress, and the last one refused is named.
@@ -307,12 +313,7 @@ async fn attempt_rows(
     let mut waiting = batch::puts(all);
     while !waiting.is_empty() {
         let before = waiting.len();
-        let mut refused = Vec::new();
-        for put in waiting {
-            if !attempt_row(session, plan, put).await? {
-                refused.push(put);
-            }
-        }
+        let refused = attempt_puts(session, plan, waiting).await?;
         if refused.len() == before {
             return Err(CommitError::Constraint {
                 key: refused.first().map(|put| put.key.clone()),
@@ -323,30 +324,57 @@ async fn attempt_rows(
     Ok(())
 }
 
-/// Whether the row was written.
-async fn attempt_row(
+/// Writes rows in their order, and returns those that were refused. Rows that all pass
+/// take one round trip; a row that does not is closed in on by halves.
+async fn attempt_puts<'a>(
     session: &mut Session,
     plan: &Plan,
-    put: Put<'_>,
-) -> Result<bool, CommitError> {
-    let simple = async |session: &Session, sql: &str| {
-        session
-            .client
-            .batch_execute(sql)
-            .await
-            .map_err(|error| CommitError::from(during(CONTEXT)(error)))
-    };
-    for step in rows::writes(plan, &[put]) {
-        let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
-        simple(session, "SAVEPOINT tidegate_row").await?;
-        match run(session, &step, &statement).await {
-            Ok(()) => simple(session, "RELEASE SAVEPOINT tidegate_row").await?,
-            Err(error) if is_row_constraint(plan, &error) => {
-                simple(session, "ROLLBACK TO SAVEPOINT tidegate_row").await?;
-                return Ok(false);
-            }
-            Err(error) => return Err(commit_error(plan, CONTEXT, error)),
+    puts: Vec<Put<'a>>,
+) -> Result<Vec<Put<'a>>, CommitError> {
+    let mut refused = Vec::new();
+    let mut parts = vec![puts];
+    while let Some(mut part) = parts.pop() {
+        if attempt_together(session, plan, &part).await? {
+            continue;
+        }
+        if part.len() > 1 {
+            let later = part.split_off(part.len() / 2);
+            parts.push(later);
+            parts.push(part);
+        } else {
+            refused.append(&mut part);
         }
     }
-    Ok(true)
+    Ok(refused)
+}
+
+/// Whether the rows were written: all of them, or none.
+async fn attempt_together(
+    session: &mut Session,
+    plan: &Plan,
+    puts: &[Put<'_>],
+) -> Result<bool, CommitError> {
+    let steps = rows::writes(plan, puts);
+    let texts = steps.iter().map(|step| step.sql);
+    let statements = session.prepare_all(texts).await.map_err(during(CONTEXT))?;
+    let client = &session.client;
+    let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::with_capacity(steps.len() + 2);
+    futures.push(Box::pin(client.batch_execute("SAVEPOINT tidegate_rows")));
+    for (step, statement) in steps.iter().zip(&statements) {
+        futures.push(Box::pin(run(session, step, statement)));
+    }
+    futures.push(Box::pin(
+        client.batch_execute("RELEASE SAVEPOINT tidegate_rows"),
+    ));
+    let outcomes = in_order(futures).await;
+    let failure = outcomes.into_iter().filter_map(Result::err);
+    match failure.into_iter().find(|error| !is_echo(error)) {
+        None => Ok(true),
+        Some(error) if is_row_constraint(plan, &error) => {
+            let back = "ROLLBACK TO SAVEPOINT tidegate_rows; RELEASE SAVEPOINT tidegate_rows";
+            client.batch_execute(back).await.map_err(during(CONTEXT))?;
+            Ok(false)
+        }
+        Some(error) => Err(commit_error(plan, CONTEXT, error)),
+    }
 }

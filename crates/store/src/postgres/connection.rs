@@ -15,7 +15,6 @@ use tokio_postgres::{Client, Config, Error, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::core_schema;
-use super::failure::told;
 use super::options::{ConnectError, OLDEST_SERVER, PostgresOptions};
 
 pub(super) type Lease = PooledConnection<'static, Manager>;
@@ -165,7 +164,7 @@ impl Manager {
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(
-                    error = &error as &dyn std::error::Error,
+                    error = %crate::error_chain(&error),
                     "a connection ended"
                 );
             }
@@ -186,7 +185,7 @@ pub(super) struct LogFailures;
 
 impl bb8::ErrorSink<Error> for LogFailures {
     fn sink(&self, error: Error) {
-        tracing::warn!(error = %told(&error), "connecting to the database failed");
+        tracing::warn!(error = %crate::error_chain(&error), "connecting to the database failed");
     }
 
     fn boxed_clone(&self) -> Box<dyn bb8::ErrorSink<Error>> {

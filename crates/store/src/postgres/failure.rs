@@ -27,19 +27,6 @@ fn unavailable(error: &Error) -> bool {
         || *code == SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
 }
 
-/// What went wrong in one line, for the log: the driver itself says of what the server
-/// told it "db error" alone.
-pub(super) fn told(error: &Error) -> String {
-    let mut line = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        line.push_str(": ");
-        line.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    line
-}
-
 /// The error of operation `context`.
 pub(super) fn store_error(context: &'static str, error: Error) -> StoreError {
     if unavailable(&error) {
@@ -152,6 +139,6 @@ mod tests {
             panic!("nobody listens there");
         };
         let cause = std::error::Error::source(&error).expect("it has a cause");
-        assert_eq!(super::told(&error), format!("{error}: {cause}"));
+        assert_eq!(crate::error_chain(&error), format!("{error}: {cause}"));
     }
 }

@@ -450,7 +450,7 @@ impl Store for PostgresStore {
                         maintain::touch(&mut lease, partition.as_str(), &touch).await
                     {
                         tracing::debug!(
-                            error = &error as &dyn std::error::Error,
+                            error = %crate::error_chain(&error),
                             "refreshing a partition failed"
                         );
                     }
