@@ -304,11 +304,14 @@ async fn attempt_rows(
 ) -> Result<(), CommitError> {
     session.begin(BEGIN).await.map_err(during(CONTEXT))?;
     let (steps, _) = Written::new(plan, all).rows_apart(plan);
-    for step in steps {
-        let statement = session.prepare(step.sql).await.map_err(during(CONTEXT))?;
-        run(session, &step, &statement)
-            .await
-            .map_err(|error| commit_error(plan, CONTEXT, error))?;
+    let texts = steps.iter().map(|step| step.sql);
+    let statements = session.prepare_all(texts).await.map_err(during(CONTEXT))?;
+    let futures = steps.iter().zip(&statements);
+    let futures = futures
+        .map(|(step, statement)| -> BoxFuture<'_, _> { Box::pin(run(session, step, statement)) });
+    let outcomes = in_order(futures.collect()).await;
+    if let Some(error) = outcomes.into_iter().find_map(Result::err) {
+        return Err(commit_error(plan, CONTEXT, error));
     }
     let mut waiting = batch::puts(all);
     while !waiting.is_empty() {
@@ -324,57 +327,65 @@ async fn attempt_rows(
     Ok(())
 }
 
-/// Writes rows in their order, and returns those that were refused. Rows that all pass
-/// take one round trip; a row that does not is closed in on by halves.
+/// Rows that travel together, at most.
+const ROWS_PER_TRIP: usize = 100;
+
+/// Writes rows in their order, and returns those that were refused. It takes a round trip
+/// for all of them, and two more for each that is refused.
 async fn attempt_puts<'a>(
-    session: &mut Session,
+    session: &Session,
     plan: &Plan,
     puts: Vec<Put<'a>>,
 ) -> Result<Vec<Put<'a>>, CommitError> {
     let mut refused = Vec::new();
-    let mut parts = vec![puts];
-    while let Some(mut part) = parts.pop() {
-        if attempt_together(session, plan, &part).await? {
-            continue;
-        }
-        if part.len() > 1 {
-            let later = part.split_off(part.len() / 2);
-            parts.push(later);
-            parts.push(part);
-        } else {
-            refused.append(&mut part);
-        }
+    let mut rest = &puts[..];
+    while !rest.is_empty() {
+        let together = &rest[..rest.len().min(ROWS_PER_TRIP)];
+        let done = match first_refused(session, plan, together).await? {
+            None => together.len(),
+            Some(at) => {
+                refused.extend(together.get(at).copied());
+                at + 1
+            }
+        };
+        rest = rest.get(done..).unwrap_or_default();
     }
     Ok(refused)
 }
 
-/// Whether the rows were written: all of them, or none.
-async fn attempt_together(
-    session: &mut Session,
+/// Writes rows up to the first that is refused, and says which one that is.
+async fn first_refused(
+    session: &Session,
     plan: &Plan,
     puts: &[Put<'_>],
-) -> Result<bool, CommitError> {
-    let steps = rows::writes(plan, puts);
+) -> Result<Option<usize>, CommitError> {
+    let client = &session.client;
+    let steps: Vec<Step<'_>> = puts
+        .iter()
+        .flat_map(|put| rows::writes(plan, std::slice::from_ref(put)))
+        .collect();
     let texts = steps.iter().map(|step| step.sql);
     let statements = session.prepare_all(texts).await.map_err(during(CONTEXT))?;
-    let client = &session.client;
-    let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::with_capacity(steps.len() + 2);
-    futures.push(Box::pin(client.batch_execute("SAVEPOINT tidegate_rows")));
+    let mut futures: Vec<BoxFuture<'_, Result<(), Error>>> = Vec::new();
     for (step, statement) in steps.iter().zip(&statements) {
+        futures.push(Box::pin(client.batch_execute("SAVEPOINT tidegate_row")));
         futures.push(Box::pin(run(session, step, statement)));
+        futures.push(Box::pin(
+            client.batch_execute("RELEASE SAVEPOINT tidegate_row"),
+        ));
     }
-    futures.push(Box::pin(
-        client.batch_execute("RELEASE SAVEPOINT tidegate_rows"),
-    ));
-    let outcomes = in_order(futures).await;
-    let failure = outcomes.into_iter().filter_map(Result::err);
-    match failure.into_iter().find(|error| !is_echo(error)) {
-        None => Ok(true),
-        Some(error) if is_row_constraint(plan, &error) => {
-            let back = "ROLLBACK TO SAVEPOINT tidegate_rows; RELEASE SAVEPOINT tidegate_rows";
-            client.batch_execute(back).await.map_err(during(CONTEXT))?;
-            Ok(false)
+    let per_row = futures.len() / steps.len().max(1);
+    // What follows a refused row fails as its echo, and is sent again.
+    let outcomes = in_order(futures).await.into_iter().enumerate();
+    let mut failures = outcomes.filter_map(|(at, outcome)| outcome.err().map(|error| (at, error)));
+    match failures.next() {
+        None => Ok(None),
+        Some((at, error)) if is_row_constraint(plan, &error) => {
+            let back = "ROLLBACK TO SAVEPOINT tidegate_row; RELEASE SAVEPOINT tidegate_row";
+            let undone = client.batch_execute(back).await;
+            undone.map_err(during(CONTEXT))?;
+            Ok(Some(at / per_row))
         }
-        Some(error) => Err(commit_error(plan, CONTEXT, error)),
+        Some((_, error)) => Err(commit_error(plan, CONTEXT, error)),
     }
 }
