@@ -37,6 +37,26 @@ fn serde(number: i64) -> serde_json::Value {
     number.into()
 }
 
+/// Each attempt costs the database's whole way: those that do not violate take two.
+#[actix::test]
+async fn a_batch_is_split_at_the_commit_that_violates_a_constraint() {
+    let world = world();
+    world.store.violate("r6");
+    let commits = (0..10).map(|n| {
+        commit(
+            &format!("k{n}"),
+            vec![world.upsert(&format!("r{n}"), "t", None)],
+        )
+    });
+    let decisions = world.push(commits.collect()).await.unwrap();
+    let rejected: Vec<usize> = (0..10)
+        .filter(|n| status(&decisions[*n]) == Rejected)
+        .collect();
+    assert_eq!(rejected, [6]);
+    // All, those before, that one, its rejection, those behind.
+    assert_eq!(world.store.tried(), [10, 6, 1, 1, 3]);
+}
+
 #[actix::test]
 async fn only_the_commits_that_violate_a_constraint_are_rejected() {
     for violating in [vec![3], vec![0], vec![9], vec![2, 7], (0..10).collect()] {

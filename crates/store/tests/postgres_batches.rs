@@ -15,7 +15,7 @@ use tidegate_engine::model::{CommitBatch, Over, RowWrite};
 use tidegate_engine::{ClientId, CommitSeq, LogEpoch, TableId};
 use tidegate_store::contract::fixture::*;
 use tidegate_store::contract::over::{Content, filed, project, secret, task};
-use tidegate_store::{Passed, Store, chain};
+use tidegate_store::{CommitError, Passed, Store, chain};
 use tokio_postgres::Client;
 
 /// Tables and kinds of puts that one statement writes, at most.
@@ -348,4 +348,36 @@ async fn an_entry_that_a_deleted_row_left_behind_stops_no_new_row() {
     let found: String = watch.query_one(entries, &[]).await.unwrap().get(0);
     assert_eq!(found, "a,b,c");
     assert_eq!(head(&*store, "p").await, 2);
+}
+
+/// No order of the rows but one admits them, and a batch of many is not slow to find it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unique_values_that_move_on_by_one_row_each_are_written() {
+    let postgres = Postgres::new();
+    let store = postgres.store().await;
+    let schema = prepare(&store).await;
+    let rows = 250_i64;
+    let ranked = |id: i64, rank: i64| note(&format!("n{id}"), "l1", "o1", Some(rank));
+    let first = (0..rows).map(|n| put(NOTES, ranked(n, n)));
+    write(&*store, batch(&schema, "p", 0, &[first.collect()])).await;
+    // Up by one, and down again.
+    for (head, up) in [(1, 1), (2, 0)] {
+        let moved = (0..rows).map(|n| put_again(NOTES, ranked(n, n + up)));
+        write(&*store, batch(&schema, "p", head, &[moved.collect()])).await;
+    }
+    // One that stays in the way of the others is named, whichever trip it is in.
+    let mut ops: Vec<Op> = (0..rows)
+        .map(|n| put(NOTES, ranked(1_000 + n, 1_000 + n)))
+        .collect();
+    for (at, taken) in [(30, 7), (180, 9)] {
+        ops[at] = put(NOTES, ranked(2_000 + taken, taken));
+    }
+    let (settle, _) = chain();
+    let refused = batch(&schema, "p", 3, &[ops]);
+    let refused = store.commit_chained(Arc::new(refused), None, settle).await;
+    let Err(CommitError::Constraint { key: Some(key) }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(["n2007", "n2009"].contains(&&*key.row_id), "{key:?}");
+    assert_eq!(head(&*store, "p").await, 3);
 }

@@ -322,7 +322,9 @@ async fn attempt_rows(
                 key: refused.first().map(|put| put.key.clone()),
             });
         }
+        // Values that moved on by one row each are free from the other end.
         waiting = refused;
+        waiting.reverse();
     }
     Ok(())
 }
@@ -330,8 +332,9 @@ async fn attempt_rows(
 /// Rows that travel together, at most.
 const ROWS_PER_TRIP: usize = 100;
 
-/// Writes rows in their order, and returns those that were refused. It takes a round trip
-/// for all of them, and two more for each that is refused.
+/// Writes rows in their order, and returns those that were refused. Rows that are not
+/// travel many at a time, one that is takes two trips; after it they are few at first, as
+/// what follows a refused row has travelled in vain.
 async fn attempt_puts<'a>(
     session: &Session,
     plan: &Plan,
@@ -339,11 +342,16 @@ async fn attempt_puts<'a>(
 ) -> Result<Vec<Put<'a>>, CommitError> {
     let mut refused = Vec::new();
     let mut rest = &puts[..];
+    let mut trip = ROWS_PER_TRIP;
     while !rest.is_empty() {
-        let together = &rest[..rest.len().min(ROWS_PER_TRIP)];
+        let together = &rest[..rest.len().min(trip)];
         let done = match first_refused(session, plan, together).await? {
-            None => together.len(),
+            None => {
+                trip = (trip * 4).min(ROWS_PER_TRIP);
+                together.len()
+            }
             Some(at) => {
+                trip = 1;
                 refused.extend(together.get(at).copied());
                 at + 1
             }
