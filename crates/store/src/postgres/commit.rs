@@ -74,10 +74,11 @@ async fn at_once(
         Transaction::Open => Err(Box::new(Written::new(plan, all))),
     };
     match written {
-        Ok(whole) => match whole.send(session, Chained::default(), || Some(())).await {
-            Some(passed) => passed,
-            None => Ok(None),
-        },
+        Ok(whole) => {
+            let sent = whole.send(session, Chained::default(), || Some(())).await;
+            // Not sent is not written.
+            sent.unwrap_or(Err(CommitError::Unfounded))
+        }
         Err(written) => {
             pipelined(session, plan, written.steps(plan), transaction).await?;
             Ok(None)

@@ -105,7 +105,8 @@ impl Flights {
             });
             Some(flights)
         });
-        landing.end(sent.await.unwrap_or(Ok(None)))
+        // Not sent is not written.
+        landing.end(sent.await.unwrap_or(Err(CommitError::Unfounded)))
     }
 
     /// Sends a batch to its place behind the one that `before` tells of, and waits for its
