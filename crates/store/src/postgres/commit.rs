@@ -37,50 +37,35 @@ pub(super) enum Transaction {
     Open,
 }
 
-/// Writes one batch; when this returns, no transaction is open on the session, or
-/// the session is in doubt.
-pub(super) async fn write(
+/// Writes one batch in the open transaction of a locked partition; when this returns, no
+/// transaction is open on the session, or the session is in doubt.
+pub(super) async fn write_locked(
     session: &mut Session,
     plan: &Plan,
     one: &Encoded,
-    transaction: Transaction,
-) -> Result<Option<Passed>, CommitError> {
-    let all = std::slice::from_ref(one);
-    match at_once(session, plan, all, transaction).await {
-        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, one).await.map(|()| None),
-        Ok(passed) => Ok(passed.and_then(|all| all.into_iter().next())),
-        Err(error) => Err(error),
+) -> Result<(), CommitError> {
+    let written = Written::new(plan, std::slice::from_ref(one));
+    match pipelined(session, plan, written.steps(plan), Transaction::Open).await {
+        Err(CommitError::Constraint { .. }) => row_by_row(session, plan, one).await,
+        outcome => outcome,
     }
 }
 
 /// Writes batches of different partitions, sorted by partition, as one transaction:
-/// all of them or none. As [`write()`] otherwise.
+/// all of them or none. As [`write_locked`] otherwise.
 pub(super) async fn write_together(
     session: &mut Session,
     plan: &Plan,
     all: &[Encoded],
 ) -> Result<Option<Vec<Passed>>, CommitError> {
-    at_once(session, plan, all, Transaction::Fresh).await
-}
-
-async fn at_once(
-    session: &mut Session,
-    plan: &Plan,
-    all: &[Encoded],
-    transaction: Transaction,
-) -> Result<Option<Vec<Passed>>, CommitError> {
-    let written = match transaction {
-        Transaction::Fresh => Whole::new(plan, all),
-        Transaction::Open => Err(Box::new(Written::new(plan, all))),
-    };
-    match written {
+    match Whole::new(plan, all) {
         Ok(whole) => {
             let sent = whole.send(session, Chained::default(), || Some(())).await;
             // Not sent is not written.
             sent.unwrap_or(Err(CommitError::Unfounded))
         }
         Err(written) => {
-            pipelined(session, plan, written.steps(plan), transaction).await?;
+            pipelined(session, plan, written.steps(plan), Transaction::Fresh).await?;
             Ok(None)
         }
     }
@@ -201,7 +186,8 @@ fn passed(plan: &Plan, all: &[Encoded], rows: &[Row]) -> Option<Vec<Passed>> {
     passed.collect()
 }
 
-async fn pipelined(
+/// Writes what is more than one statement, all of them in one round trip.
+pub(super) async fn pipelined(
     session: &mut Session,
     plan: &Plan,
     steps: Vec<Step<'_>>,

@@ -253,6 +253,15 @@ mod tests {
             other
         }
 
+        /// Two batches, the later one right behind the other, both of which wait for what
+        /// another program holds.
+        async fn two_under_way(&self) -> (Client, Sent, Sent) {
+            let other = self.holder().await;
+            let first = self.send(2, "a", None).await;
+            let second = self.send(3, "b", Some(&first)).await;
+            (other, first, second)
+        }
+
         async fn notes(&self, ids: &str) -> i64 {
             self.count(&format!("SELECT count(*) FROM notes WHERE id IN ({ids})"))
                 .await
@@ -285,9 +294,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn batches_that_are_under_way_together_are_written_in_order() {
         let world = World::ready().await;
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         let third = world.send(4, "c", Some(&second)).await;
         other.batch_execute("ROLLBACK").await.unwrap();
         for (outcome, head) in outcomes(vec![first, second, third]).await.iter().zip(3..) {
@@ -303,9 +310,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_foreign_commit_of_the_expected_number_founds_nothing() {
         let world = World::ready().await;
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         let third = world.send(4, "c", Some(&second)).await;
         other.batch_execute(FOREIGN_COMMIT).await.unwrap();
         other.batch_execute("COMMIT").await.unwrap();
@@ -366,9 +371,7 @@ mod tests {
             )
             .await
             .unwrap();
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         other.batch_execute("ROLLBACK").await.unwrap();
         let outcomes = outcomes(vec![first, second]).await;
         assert!(
@@ -384,9 +387,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_connection_that_dies_leaves_all_that_are_under_way_unknown() {
         let world = World::ready().await;
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         let waiting =
             "FROM pg_stat_activity WHERE datname=current_database() AND wait_event_type='Lock'";
         until(&world.watch, &format!("SELECT count(*)=1 {waiting}")).await;
@@ -424,9 +425,7 @@ mod tests {
             )
             .await
             .unwrap();
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         other.batch_execute("ROLLBACK").await.unwrap();
         let sleeping =
             "FROM pg_stat_activity WHERE datname=current_database() AND wait_event='PgSleep'";
@@ -467,9 +466,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn batches_under_way_do_not_stall_other_partitions() {
         let world = World::ready().await;
-        let other = world.holder().await;
-        let first = world.send(2, "a", None).await;
-        let second = world.send(3, "b", Some(&first)).await;
+        let (other, first, second) = world.two_under_way().await;
         for expected in 0..3 {
             let note = note(&format!("q{expected}"), "l1", "o1", Some(expected));
             let batch = batch(&world.schema, "q", expected, &[vec![put(NOTES, note)]]);

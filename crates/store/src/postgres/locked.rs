@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::OwnedRwLockReadGuard;
 
 use super::batch::Encoded;
-use super::commit::{self, Transaction};
+use super::commit;
 use super::connection::Lease;
 use super::core_schema::BEGIN;
 use super::failure::during;
@@ -98,8 +98,7 @@ impl LockedPartition for Locked {
         // A caller that stops waiting must not cut the write in half.
         let task = self.driver.spawn(async move {
             let _guard = guard;
-            let written = commit::write(&mut lease, &plan, &encoded, Transaction::Open).await;
-            written.map(|_| ())
+            commit::write_locked(&mut lease, &plan, &encoded).await
         });
         task.await
             .unwrap_or_else(|error| Err(CommitError::OutcomeUnknown(Box::new(error))))

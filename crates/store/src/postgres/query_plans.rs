@@ -10,7 +10,7 @@ use tidegate_test_postgres::Database;
 use tokio_postgres::Client;
 
 use super::batch::Encoded;
-use super::commit::{self, Transaction};
+use super::commit;
 use super::connection::PLANNING;
 use super::plan::{Children, Plan};
 use super::preambles::PREAMBLES;
@@ -369,7 +369,7 @@ async fn statements_behind_a_begin_that_failed_write_nothing() {
     let mut lease = store.lease().await.unwrap();
     // As if BEGIN had failed: no transaction is open, each statement is its own.
     let encoded = Encoded::new(&plan, Arc::new(batch)).unwrap();
-    let outcome = commit::write(&mut lease, &plan, &encoded, Transaction::Open).await;
+    let outcome = commit::write_locked(&mut lease, &plan, &encoded).await;
     assert!(
         matches!(outcome, Err(CommitError::Store(StoreError::Failed { .. }))),
         "{outcome:?}"

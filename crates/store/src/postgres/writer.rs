@@ -296,11 +296,17 @@ impl Work {
 
     /// Writes a batch that waits for no other one.
     async fn lead(&self, one: &Waiting) -> Result<Option<Passed>, CommitError> {
-        let mut lease = super::take(&self.pool).await?;
-        let Ok(whole) = one.whole() else {
-            return commit::write(&mut lease, &one.plan, &one.encoded, Transaction::Fresh).await;
+        let lease = super::take(&self.pool).await?;
+        let outcome = match one.whole() {
+            Ok(whole) => self.flights.lead(lease, whole, &one.settle.link()).await,
+            Err(written) => {
+                let mut lease = lease;
+                let steps = written.steps(&one.plan);
+                commit::pipelined(&mut lease, &one.plan, steps, Transaction::Fresh)
+                    .await
+                    .map(|()| None)
+            }
         };
-        let outcome = self.flights.lead(lease, whole, &one.settle.link()).await;
         self.sort_out(one, outcome).await
     }
 
